@@ -1,0 +1,43 @@
+# demo: the main job on the shipped calibration.  test: the tests.  check: everything a change must pass.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check test-triton docs clean
+
+demo: .venv/core
+	$(BIN)/moeplan demo -o reports/demo
+
+test: .venv/dev
+	$(BIN)/python -m pytest tests --ignore=tests/triton
+
+test-triton: .venv/triton
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/triton
+
+check: .venv/dev
+	$(BIN)/ruff format --check moeplan tests benchmarks
+	$(BIN)/ruff check moeplan tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest tests --ignore=tests/triton
+
+docs: .venv/dev
+	$(BIN)/python -m pytest tests/examples
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "moeplan needs Python 3.11 or newer")'
+	$(PYTHON) -m venv .venv
+
+.venv/core: .venv/bin/python pyproject.toml
+	$(BIN)/pip install -q -e .
+	@touch $@
+
+.venv/dev: .venv/core
+	$(BIN)/pip install -q -e '.[dev,mlx]'
+	@touch $@
+
+.venv/triton: .venv/dev
+	$(BIN)/pip install -q -e '.[dev,mlx,triton]'
+	@touch $@
+
+clean:
+	rm -rf .venv build dist
