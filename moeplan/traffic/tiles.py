@@ -1,0 +1,74 @@
+"""Sorted blocks: each expert's rows cut into blocks of equal height, the last one padded."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from moeplan.traffic.load import ExpertLoad
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockTable:
+    """The blocks that an aligned (sorted and padded) kernel runs.
+
+    blocks: int32 [experts], ceil(rows / block_rows); used_rows: rows that are not padding.
+    >>> BlockTable.of(ExpertLoad(np.array([3, 0, 17], np.int32), 20), 16).blocks.tolist()
+    [1, 0, 2]
+    """
+
+    blocks: npt.NDArray[np.int32]
+    block_rows: int
+    used_rows: int
+
+    @classmethod
+    def of(cls, load: ExpertLoad, block_rows: int) -> "BlockTable":
+        """Cut a load into blocks of `block_rows` rows."""
+        return cls((-(-load.rows // block_rows)).astype(np.int32), block_rows, load.slots)
+
+    @property
+    def count(self) -> int:
+        """Blocks in all: one plane read each."""
+        return int(self.blocks.sum())
+
+    @property
+    def padded_rows(self) -> int:
+        """Rows computed for nothing."""
+        return self.count * self.block_rows - self.used_rows
+
+    @property
+    def occupancy(self) -> float:
+        """Useful rows a computed row; 0 where there is no block."""
+        return self.used_rows / (self.count * self.block_rows) if self.count else 0.0
+
+    @property
+    def pairs(self) -> int:
+        """Adjacent blocks of one expert that could share a plane read: floor(blocks / 2) an expert."""
+        return int((self.blocks // 2).sum())
+
+    @property
+    def leaders(self) -> int:
+        """Plane reads left when every pair is merged."""
+        return self.count - self.pairs
+
+    @property
+    def pair_count_fraction(self) -> float:
+        """Pairs / blocks: the share of plane reads that pairing removes."""
+        return self.pairs / self.count if self.count else 0.0
+
+    @property
+    def paired_block_fraction(self) -> float:
+        """2 * pairs / blocks: the share of blocks that sit in a pair."""
+        return 2 * self.pair_count_fraction
+
+
+def run_reads(load: ExpertLoad, tile_rows: int) -> int:
+    """Plane reads of a kernel that walks one sorted slot list in tiles and reads each expert once a tile.
+
+    A tile boundary strictly inside an expert's run makes that expert be read again, so the count is
+    distinct + such boundaries (MLX Metal `gather_qmm_rhs`, 16-row tiles).
+    """
+    ends = np.cumsum(load.rows, dtype=np.int64)
+    used = load.rows > 0
+    starts, lasts = (ends - load.rows)[used], ends[used] - 1
+    return int((lasts // tile_rows - starts // tile_rows + 1).sum())
