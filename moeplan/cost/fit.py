@@ -1,0 +1,254 @@
+"""The fitted time of one kernel path: laws with errors, a calibrated band, and the range where they hold."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from moeplan.cost.choose import Choice, Piece, Table, choose, interior, predict, relative_errors
+from moeplan.cost.forms import COLUMNS, Array, law_from_dict, point, round6, with_errors
+from moeplan.cost.model import Drivers, Estimate
+from moeplan.cost.samples import Sample
+from moeplan.errors import MoeplanError
+from moeplan.traffic.path import parse_path
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Relative errors |predicted / measured - 1| of n samples."""
+
+    mean: float
+    median: float
+    p90: float
+    max: float
+    n: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {"mean": self.mean, "median": self.median, "p90": self.p90, "max": self.max, "n": self.n}
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """One path on one shape.
+
+    pieces: one law, or two that meet at a path switch. holdout: errors at interior token counts, each predicted
+    without any sample of that count; end_points: the smallest and largest count, which is extrapolation.
+    band: 5 % and 95 % quantile of measured / predicted - 1 on held-out samples. valid: tokens; distinct: range seen.
+    cache_resident: samples left out because their weights fit in the last-level cache.
+    """
+
+    path: str
+    pieces: tuple[Piece, ...]
+    valid: tuple[int, int]
+    distinct: tuple[float, float]
+    routings: tuple[str, ...]
+    n: int
+    kind: str
+    cache_resident: int
+    holdout: Errors
+    end_points: Errors
+    band: tuple[float, float]
+    spread: float
+    candidates: tuple[tuple[str, float], ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def drivers(self) -> tuple[str, ...]:
+        """What the time follows: `distinct`, `slots`, `blocks`, those with a coefficient above zero."""
+        used = np.max([piece.law.coefficients for piece in self.pieces], axis=0)
+        return tuple(name for name, value in zip(COLUMNS[1:], used[1:], strict=True) if value > 0)
+
+    @property
+    def form(self) -> str:
+        """The law as text; two pieces with the tokens where they meet."""
+        first, *rest = self.pieces
+        return first.law.form.name + "".join(f"; from {piece.first} tokens: {piece.law.form.name}" for piece in rest)
+
+    def estimate(self, drivers: Drivers, extrapolate: bool = False) -> Estimate:
+        """Seconds of one layer with its 90 % band.
+
+        Outside the token counts (or, for a law that follows distinct experts, the distinct experts) that were
+        timed: MoeplanError, or with `extrapolate` an estimate of source `extrapolated` whose half-width is the
+        larger of the band and the worst end-point error, times 1 + 2 log2(how far outside).
+        """
+        row = np.array([point(drivers)])
+        seconds = float(predict(self.pieces, np.array([float(drivers.tokens)]), row)[0])
+        outside = self._outside(drivers)
+        if not outside:
+            return Estimate(seconds, seconds * (1 + self.band[0]), seconds * (1 + self.band[1]), "fitted")
+        what, distance = outside
+        if not extrapolate:
+            raise MoeplanError(
+                f"path {self.path}: {what} is outside the calibrated range (extrapolation not asked for)"
+            )
+        wide = max(-self.band[0], self.band[1], self.end_points.max) * (1 + 2 * math.log2(distance))
+        return Estimate(seconds, seconds / (1 + wide), seconds * (1 + wide), "extrapolated")
+
+    def _outside(self, drivers: Drivers) -> tuple[str, float] | None:
+        low, high = self.valid
+        if not low <= drivers.tokens <= high:
+            far = low / max(drivers.tokens, 1e-9) if drivers.tokens < low else drivers.tokens / high
+            return f"tokens {drivers.tokens} (valid {low}..{high})", far
+        least, most = self.distinct[0] * 0.99, self.distinct[1] * 1.01
+        if "distinct" in self.drivers and not least <= drivers.distinct <= most:
+            far = least / max(drivers.distinct, 1e-9) if drivers.distinct < least else drivers.distinct / most
+            return f"distinct {drivers.distinct:.4g} (valid {self.distinct[0]:.4g}..{self.distinct[1]:.4g})", far
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON of rounded numbers; `Fit.from_dict` is its inverse."""
+        pieces = [{"first": p.first, "last": p.last} | p.law.to_dict() for p in self.pieces]
+        return {
+            "path": self.path,
+            "form": self.form,
+            "drivers": list(self.drivers),
+            "pieces": pieces,
+            "valid": list(self.valid),
+            "distinct": list(self.distinct),
+            "routings": list(self.routings),
+            "n": self.n,
+            "kind": self.kind,
+            "cache_resident": self.cache_resident,
+            "holdout": self.holdout.to_dict(),
+            "end_points": self.end_points.to_dict(),
+            "band": list(self.band),
+            "spread": self.spread,
+            "candidates": [{"form": form, "holdout_mean": error} for form, error in self.candidates],
+            "warnings": list(self.warnings),
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Fit":
+        """Raises KeyError or TypeError where a field is missing."""
+        return cls(
+            data["path"],
+            tuple(Piece(int(p["first"]), int(p["last"]), law_from_dict(p)) for p in data["pieces"]),
+            (data["valid"][0], data["valid"][1]),
+            (data["distinct"][0], data["distinct"][1]),
+            tuple(data["routings"]),
+            data["n"],
+            data["kind"],
+            data["cache_resident"],
+            Errors(**data["holdout"]),
+            Errors(**data["end_points"]),
+            (data["band"][0], data["band"][1]),
+            data["spread"],
+            tuple((row["form"], row["holdout_mean"]) for row in data["candidates"]),
+            tuple(data["warnings"]),
+        )
+
+
+def fit_path(samples: Sequence[Sample], read_bandwidth: float | None = None) -> Fit:
+    """Fit the samples of one path on one shape; read_bandwidth in bytes a second adds a plausibility check.
+
+    Raises MoeplanError for samples of several paths or shapes, or of fewer than three token counts.
+    """
+    paths = sorted({sample.path for sample in samples})
+    if len(paths) != 1 or len({sample.shape for sample in samples}) != 1:
+        raise MoeplanError(f"fit: samples of one path and one shape are needed, not of {', '.join(paths) or 'none'}")
+    kept = [sample for sample in samples if not sample.cache_resident]
+    if len({sample.tokens for sample in kept}) < 3:
+        kept = list(samples)
+    table = table_of(kept)
+    if len(table.counts) < 3:
+        raise MoeplanError(f"fit: path {paths[0]}: {len(table.counts)} token counts, at least 3 are needed")
+    choice = choose(table)
+    inner, ends = interior(table), ~interior(table)
+    errors = relative_errors(choice.residuals)
+    spread = statistics.median(sample.spread / sample.median for sample in kept)
+    return Fit(
+        path=paths[0],
+        pieces=tuple(_finished(piece, table) for piece in choice.pieces),
+        valid=(int(table.counts[0]), int(table.counts[-1])),
+        distinct=(round6(table.points[:, 1].min()), round6(table.points[:, 1].max())),
+        routings=tuple(sorted({sample.routing for sample in kept})),
+        n=len(kept),
+        kind=kept[0].kind,
+        cache_resident=len(samples) - len(kept),
+        holdout=summary(errors[inner]),
+        end_points=summary(errors[ends]),
+        band=band_of(table, choice.residuals, spread),
+        spread=round6(spread),
+        candidates=tuple((form, round6(error)) for form, error in choice.candidates),
+        warnings=tuple(_warnings(kept, choice, table, read_bandwidth)),
+    )
+
+
+def block_rows(path: str) -> int | None:
+    """Block rows of a path that works in blocks; None for all others, an engine's own kernels among them."""
+    try:
+        spec = parse_path(path)
+    except MoeplanError:
+        return None
+    return spec.block_rows if spec.reuse == "block" else None
+
+
+def drivers_of(sample: Sample) -> Drivers:
+    """What a fit sees of a sample."""
+    rows = block_rows(sample.path)
+    blocks = sample.blocks.get(rows, 0.0) if rows else 0.0
+    return Drivers(sample.tokens, sample.slots, sample.distinct, blocks)
+
+
+def table_of(samples: Sequence[Sample]) -> Table:
+    """Points and median layer seconds. Raises MoeplanError for a time that is not positive."""
+    for sample in samples:
+        if not sample.median > 0:
+            raise MoeplanError(f"arm {sample.arm}: median layer time {sample.median:.3g} s is not positive")
+    ordered = sorted(samples, key=lambda sample: (sample.tokens, sample.routing, sample.seed, sample.arm))
+    return Table(
+        np.array([float(sample.tokens) for sample in ordered]),
+        np.array([point(drivers_of(sample)) for sample in ordered]),
+        np.array([sample.median for sample in ordered]),
+    )
+
+
+def summary(errors: Array) -> Errors:
+    """Mean, median, 90th percentile and maximum, rounded."""
+    values = (errors.mean(), np.median(errors), np.quantile(errors, 0.9), errors.max())
+    mean, median, p90, largest = (round6(float(value)) for value in values)
+    return Errors(mean, median, p90, largest, len(errors))
+
+
+def band_of(table: Table, residuals: Array, spread: float = 0.0) -> tuple[float, float]:
+    """5 % and 95 % of held-out residuals as order statistics of n + 1; never narrower than the repeat spread.
+
+    Interior token counts only, where there are at least eight residuals. Fewer than 19 residuals cannot hold a
+    5 % tail: the band is then at least Student's t (folds - 1 degrees of freedom) times their root mean square.
+    """
+    inner = residuals[interior(table)]
+    used = inner if len(inner) >= 8 else residuals
+    ordered, n = np.sort(used), len(used)
+    low = float(ordered[max(math.floor((n + 1) * 0.05), 1) - 1])
+    high = float(ordered[min(math.ceil((n + 1) * 0.95), n) - 1])
+    if n < 19:
+        from scipy.special import stdtrit
+
+        wide = float(stdtrit(max(len(table.counts) - 1, 1), 0.95) * math.sqrt(float((used**2).mean())))
+        low, high = min(low, -wide), max(high, wide)
+    return round6(max(min(low, -spread), -0.99)), round6(max(high, spread))
+
+
+def _finished(piece: Piece, table: Table) -> Piece:
+    """With standard errors, and rounded as it is stored."""
+    own = table.where((table.tokens >= piece.first) & (table.tokens <= piece.last))
+    return Piece(piece.first, piece.last, law_from_dict(with_errors(piece.law, own.points, own.seconds).to_dict()))
+
+
+def _warnings(samples: Sequence[Sample], choice: Choice, table: Table, bandwidth: float | None) -> list[str]:
+    found = []
+    if np.ptp(table.points[:, 1] / table.points[:, 2]) < 0.01:
+        found.append("slots and distinct experts never differ in these samples: the regime is not identified")
+    if bandwidth:
+        implied = [(s.distinct * s.shape.plane_bytes / s.median, s) for s in samples]
+        rate, worst = max(implied, key=lambda pair: pair[0])
+        if rate > bandwidth:
+            found.append(
+                f"arm {worst.arm}: distinct planes at {rate / 1e9:.0f} GB/s, more than the device reads "
+                f"({bandwidth / 1e9:.0f} GB/s): weights were served from a cache"
+            )
+    return found
