@@ -1,5 +1,6 @@
 """Routing arms: where the expert ids of a batch come from."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -16,6 +17,8 @@ Kind = Literal["uniform", "balanced", "identical", "disjoint", "popularity", "tr
 IdTable = npt.NDArray[np.int32]
 
 _UNIT = 1 << 32  # inclusion probabilities are whole multiples of 2^-32, so that sampling is exact arithmetic
+
+_CELLS = 1 << 22  # token-expert cells drawn at once: bounds the memory of a large batch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,17 +85,27 @@ def draw_ids(routing: Routing, experts: int, top_k: int, tokens: int, seed: int,
         return _from_trace(routing.trace, (experts, top_k), tokens, np.random.default_rng(seed), layer)
     rng = np.random.default_rng([seed, layer])
     if routing.popularity is not None:
-        return draw_systematic(routing.popularity.layer(layer, experts, top_k), tokens, rng)
+        shares = routing.popularity.layer(layer, experts, top_k)
+        return _in_parts(lambda rows: draw_systematic(shares, rows, rng), tokens, experts)
     if routing.kind == "identical":
         return np.tile(rng.permutation(experts)[:top_k].astype(np.int32), (tokens, 1))
     if routing.kind == "uniform":
-        return np.argpartition(rng.random((tokens, experts)), top_k - 1, axis=1)[:, :top_k].astype(np.int32)
+        return _in_parts(lambda rows: _uniform(rows, experts, top_k, rng), tokens, experts)
     if routing.kind == "disjoint" and tokens > experts // top_k:
         raise MoeplanError(
             f"routing disjoint: {tokens} tokens of top-{top_k} need {tokens * top_k} experts, the layer has {experts}"
         )
     order = rng.permutation(experts).astype(np.int32)  # dealt out in turn: any top_k neighbours are distinct
     return np.asarray(order[np.arange(tokens * top_k) % experts].reshape(tokens, top_k), dtype=np.int32)
+
+
+def _in_parts(draw: Callable[[int], IdTable], tokens: int, experts: int) -> IdTable:
+    part = max(1, _CELLS // experts)
+    return np.concatenate([draw(min(part, tokens - start)) for start in range(0, tokens, part)])
+
+
+def _uniform(tokens: int, experts: int, top_k: int, rng: np.random.Generator) -> IdTable:
+    return np.argpartition(rng.random((tokens, experts)), top_k - 1, axis=1)[:, :top_k].astype(np.int32)
 
 
 def _whole(shares: FloatTable) -> npt.NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Sorted blocks: each expert's rows cut into blocks of equal height, the last one padded."""
+"""Tiles: the rows that share one plane read. Sorted blocks pad each expert; runs cut one sorted slot list."""
 
 from dataclasses import dataclass
 
@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moeplan.traffic.load import ExpertLoad
+from moeplan.traffic.path import PathSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,3 +73,21 @@ def run_reads(load: ExpertLoad, tile_rows: int) -> int:
     used = load.rows > 0
     starts, lasts = (ends - load.rows)[used], ends[used] - 1
     return int((lasts // tile_rows - starts // tile_rows + 1).sum())
+
+
+def sorts(path: PathSpec, slots: int, experts: int) -> bool:
+    """Whether a path that shares planes only on long sorted lists does so here (`PathSpec.sorted_from`)."""
+    return path.sorted_from is None or (slots >= path.sorted_from[0] and slots // experts >= path.sorted_from[1])
+
+
+def tiles_of(path: PathSpec, load: ExpertLoad) -> tuple[int, int]:
+    """Tiles (= plane reads) and padded rows of a path on a load."""
+    if path.reuse == "slot" or not sorts(path, load.slots, load.experts):
+        return load.slots, 0
+    if path.reuse == "distinct":
+        return load.distinct, 0
+    if path.runs:
+        reads = run_reads(load, path.block_rows)
+        return reads, reads * path.block_rows - load.slots
+    table = BlockTable.of(load, path.block_rows)
+    return table.count, table.padded_rows
