@@ -67,22 +67,22 @@ def poisson(rate: float, count: int, prompt_tokens: int, max_tokens: int, seed: 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Column names of one kind of request file; `scale` turns its arrival times into seconds (0: a calendar time)."""
+    """Column names of one kind of request file, and its ticks a second (None: a calendar time, read in ns)."""
 
     name: str
     arrival: str
-    scale: float
+    ticks: int | None
     prompt: str
     answer: str
 
 
 # Azure Public Dataset 2023; Mooncake FAST'25 (JSONL, and its lengths as CSV); vidur; LLMServingSim 2.0.
 FORMS = (
-    Form("azure", "TIMESTAMP", 0.0, "ContextTokens", "GeneratedTokens"),
-    Form("mooncake", "timestamp", 1e-3, "input_length", "output_length"),
-    Form("mooncake-lengths", "timestamp_ms", 1e-3, "input_length", "output_length"),
-    Form("vidur", "arrived_at", 1.0, "num_prefill_tokens", "num_decode_tokens"),
-    Form("llmservingsim", "arrival_time_ns", 1e-9, "input_toks", "output_toks"),
+    Form("azure", "TIMESTAMP", None, "ContextTokens", "GeneratedTokens"),
+    Form("mooncake", "timestamp", 1000, "input_length", "output_length"),
+    Form("mooncake-lengths", "timestamp_ms", 1000, "input_length", "output_length"),
+    Form("vidur", "arrived_at", 1, "num_prefill_tokens", "num_decode_tokens"),
+    Form("llmservingsim", "arrival_time_ns", 10**9, "input_toks", "output_toks"),
 )
 
 
@@ -102,9 +102,9 @@ def read_requests(path: Path, timed: bool = True) -> Arrivals:
         raise MoeplanError(f"{path}: not UTF-8 text (byte {bad.start})") from bad
     if not found:
         raise MoeplanError(f"{path}: holds no request")
-    start = min(arrival for arrival, _, _ in found)
-    timed_requests = (Request(prompt, answer, float(arrival - start)) for arrival, prompt, answer in found)
-    return Arrivals(tuple(sorted(timed_requests, key=lambda request: request.arrival_s)))
+    start = min(arrival for arrival, _, _, _ in found)
+    requests = (Request(prompt, answer, (arrival - start) / ticks) for arrival, ticks, prompt, answer in found)
+    return Arrivals(tuple(sorted(requests, key=lambda request: request.arrival_s)))
 
 
 Row = dict[str, object]
@@ -148,40 +148,41 @@ def _known() -> str:
     return "; ".join(f"{form.name}: {form.arrival},{form.prompt},{form.answer}" for form in FORMS)
 
 
-def _requests(path: Path, rows: Iterator[tuple[int, Row]], timed: bool) -> Iterator[tuple[float, int, int]]:
+def _requests(path: Path, rows: Iterator[tuple[int, Row]], timed: bool) -> Iterator[tuple[float, int, int, int]]:
+    """Arrival in ticks, ticks a second, prompt tokens, answer tokens."""
     form: Form | None = None
-    origin: datetime | None = None
     for number, row in rows:
         form = form or _form(path, row, timed)
         where = f"{path}:{number}"
         prompt, answer = _count(where, form.prompt, row), _count(where, form.answer, row)
-        arrival = 0.0
-        if form.scale and (timed or form.arrival in row):
-            arrival = _number(where, form.arrival, row) * form.scale
-        elif timed or form.arrival in row:
-            moment, fraction = _moment(where, form.arrival, row)
-            origin = origin or moment
-            arrival = (round((moment - origin).total_seconds()) * 10**9 + fraction) / 10**9
-        yield arrival, prompt, answer
+        if not (timed or form.arrival in row):
+            yield 0, 1, prompt, answer
+        elif form.ticks is None:
+            yield _moment(where, form.arrival, row), 10**9, prompt, answer
+        else:
+            yield _number(where, form.arrival, row), form.ticks, prompt, answer
 
 
-def _moment(where: str, field: str, row: Row) -> tuple[datetime, int]:
-    """A calendar time to whole seconds, and the rest in nanoseconds: `datetime` alone would drop the 7th digit."""
+def _moment(where: str, field: str, row: Row) -> int:
+    """Nanoseconds since the year 1 of a calendar time: `datetime` alone would drop the 7th digit."""
     text = str(row.get(field, "")).strip()
     whole, _, fraction = text.partition(".")
     try:
         if fraction and not (fraction.isascii() and fraction.isdigit() and len(fraction) <= 9):
             raise ValueError(fraction)
-        return datetime.strptime(whole, "%Y-%m-%d %H:%M:%S"), int((fraction or "0").ljust(9, "0"))
+        since = datetime.strptime(whole, "%Y-%m-%d %H:%M:%S") - datetime.min
+        return (since.days * 86400 + since.seconds) * 10**9 + int((fraction or "0").ljust(9, "0"))
     except ValueError:
         raise MoeplanError(f"{where}: {field}: {text!r} is not a time like 2023-11-16 18:15:46.6805900") from None
 
 
 def _number(where: str, field: str, row: Row) -> float:
     value = row.get(field)
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63:
+        return value  # nanoseconds since 1970 do not fit a float
     try:
         number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number) or isinstance(value, bool):
         raise MoeplanError(f"{where}: {field}: {value!r} is not a number")
