@@ -1,7 +1,8 @@
 """Raw measured times, kept as they were taken: one append-only journal of JSON lines a run.
 
 Line types: `header` (first), `arm` (what is timed), `round` (clocks, anchor), `time` (one round of one arm),
-`failed` (an arm that was lost, with the reason). A torn last line, left by a killed run, is dropped.
+`failed` (an arm that was lost, with the reason), `declined` (an arm that its kernel does not do). A torn last line,
+left by a killed run, is dropped.
 History: moeplan.samples/1 is the first format.
 """
 
@@ -75,13 +76,14 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class SampleFile:
-    """One journal, read: its header, its samples, the arms that failed (arm -> reason) and its round lines."""
+    """One journal, read: header, samples, arms that failed or were declined (arm -> reason), round lines."""
 
     path: Path
     header: dict[str, Any]
     samples: tuple[Sample, ...]
     failed: dict[str, str] = field(default_factory=dict)
     rounds: tuple[dict[str, Any], ...] = ()
+    declined: dict[str, str] = field(default_factory=dict)
 
 
 class Journal:
@@ -138,6 +140,7 @@ def load(path: Path) -> SampleFile:
     arms: dict[str, dict[str, Any]] = {}
     times: dict[str, list[tuple[float, float]]] = {}
     failed: dict[str, str] = {}
+    declined: dict[str, str] = {}
     rounds: list[dict[str, Any]] = []
     try:
         for line in lines(path):
@@ -150,6 +153,8 @@ def load(path: Path) -> SampleFile:
                     times.setdefault(line["arm"], []).append((float(line["short_s"]), float(line["long_s"])))
                 case "failed":
                     failed[line["arm"]] = line["reason"]
+                case "declined":
+                    declined[line["arm"]] = line["reason"]
                 case "round":
                     rounds.append(line)
         if header is None or header.get("schema") != SCHEMA:
@@ -157,7 +162,7 @@ def load(path: Path) -> SampleFile:
         samples = tuple(_sample(header, arms[arm], pairs) for arm, pairs in times.items() if arm not in failed)
     except (KeyError, TypeError, ValueError) as bad:
         raise MoeplanError(f"{path}: malformed sample file: {bad!r}") from bad
-    return SampleFile(path, header, samples, failed, tuple(rounds))
+    return SampleFile(path, header, samples, failed, tuple(rounds), declined)
 
 
 def _sample(header: dict[str, Any], arm: dict[str, Any], pairs: list[tuple[float, float]]) -> Sample:

@@ -1,0 +1,285 @@
+"""The expert paths of mlx-lm, unsorted and sorted, as chains of layers that MLX runs on any of its devices.
+
+Twin: kernels/reference.py. The operations and their order are those of mlx-lm 0.32 `SwitchGLU.__call__` and
+`_gather_sort` (models/switch_layers.py) and of the weighted sum in `Qwen3MoeSparseMoeBlock` (models/qwen3_moe.py).
+Neither path is batch invariant: MLX chooses between a vector kernel and a tile by the number of slots
+(mlx/backend/cuda/quantized/quantized.cpp, mlx/backend/metal/quantized.cpp `GatherQMM`).
+"""
+
+import hashlib
+import io
+import re
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moeplan.kernels.protocol import Arm, FloatArray, IntArray
+from moeplan.traffic.shape import LayerShape, WeightFormat
+
+_AFFINE_STD = {bits: ((4**bits - 1) / 12) ** 0.5 for bits in (2, 3, 4, 5, 6, 8)}  # std of uniform codes 0..2^bits-1
+_GROUPS = (32, 64, 128)  # group sizes of MLX affine quantization (mlx/ops.cpp quantize)
+_SETS_KEPT = 2  # weight sets held at once: one is 16 GB at 48 layers of Qwen3-30B-A3B 4-bit
+_PLANES_KEPT = 64  # float32 planes held for parity: 19 MB each at that shape
+
+Matrix = tuple[Any, ...]  # (codes, scales, biases) or (weights,), each with a leading axis of experts
+
+
+def _matrix(size: tuple[int, int, int], form: WeightFormat, key: Any) -> Matrix:
+    """Random weights [experts, rows, columns] of standard deviation columns^-1/2, built in the packed layout."""
+    import mlx.core as mx
+
+    experts, rows, columns = size
+    if not form.group:
+        return (mx.random.normal(size, dtype=mx.bfloat16, scale=columns**-0.5, key=key),)
+    codes_key, scales_key = mx.random.split(key)
+    packed = (experts, rows, columns * form.bits // 8)
+    codes = mx.random.randint(0, 256, packed, dtype=mx.uint8, key=codes_key).view(mx.uint32)
+    step = columns**-0.5 / _AFFINE_STD[form.bits]
+    spread = mx.random.uniform(0.5, 1.5, (experts, rows, columns // form.group), key=scales_key)
+    scales = (step * spread).astype(mx.bfloat16)
+    return codes, scales, scales * (-(2**form.bits - 1) / 2)  # a bias of minus the middle code centres the weights
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Weights of one layer."""
+
+    gate: Matrix
+    up: Matrix
+    down: Matrix
+
+
+class Weights:
+    """Random weights of one shape, layer by layer, made when first needed; layer l is always the same."""
+
+    def __init__(self, shape: LayerShape) -> None:
+        """No layer yet."""
+        self.shape = shape
+        self.layers: list[Layer] = []
+        self.planes: OrderedDict[int, tuple[FloatArray, FloatArray, FloatArray]] = OrderedDict()
+
+    def grow(self, layers: int) -> list[Layer]:
+        """At least that many layers."""
+        import mlx.core as mx
+
+        shape = self.shape
+        across = (shape.experts, shape.expert_hidden, shape.hidden)
+        back = (shape.experts, shape.hidden, shape.expert_hidden)
+        while len(self.layers) < layers:
+            keys = mx.random.split(mx.random.key(len(self.layers)), 3)
+            made = [
+                _matrix(size, form, key)
+                for size, form, key in zip((across, across, back), (shape.up, shape.up, shape.down), keys, strict=True)
+            ]
+            mx.eval(made)
+            self.layers.append(Layer(*made))
+        return self.layers
+
+    def plane(self, expert: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Gate, up, down of layer 0 as float32; the last few are kept."""
+        if expert not in self.planes:
+            layer = self.grow(1)[0]
+            shape = self.shape
+            pairs = ((layer.gate, shape.up), (layer.up, shape.up), (layer.down, shape.down))
+            gate, up, down = (_dequantized(matrix, form, expert) for matrix, form in pairs)
+            self.planes[expert] = (gate, up, down)
+            while len(self.planes) > _PLANES_KEPT:
+                self.planes.popitem(last=False)
+        return self.planes[expert]
+
+
+def _dequantized(matrix: Matrix, form: WeightFormat, expert: int) -> FloatArray:
+    import mlx.core as mx
+
+    if len(matrix) == 1:
+        return np.array(matrix[0][expert].astype(mx.float32))
+    codes, scales, biases = (part[expert] for part in matrix)
+    exact = mx.dequantize(
+        codes, scales.astype(mx.float32), biases.astype(mx.float32), group_size=form.group, bits=form.bits
+    )
+    return np.array(exact)
+
+
+_sets: OrderedDict[LayerShape, Weights] = OrderedDict()
+
+
+def weights_of(shape: LayerShape) -> Weights:
+    """The weights of a shape, shared by all paths; the least recently used set gives way."""
+    if shape not in _sets:
+        while len(_sets) >= _SETS_KEPT:
+            _sets.popitem(last=False)
+        _sets[shape] = Weights(shape)
+    _sets.move_to_end(shape)
+    return _sets[shape]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A prepared arm: x0 [tokens, hidden]; per layer ids and scores [tokens, top_k]."""
+
+    weights: Weights
+    x0: Any
+    ids: tuple[Any, ...]
+    scores: tuple[Any, ...]
+    signature: str
+
+
+def _product(x: Any, matrix: Matrix, form: WeightFormat, ids: Any, is_sorted: bool) -> Any:
+    import mlx.core as mx
+
+    if len(matrix) == 1:
+        return mx.gather_mm(x, matrix[0].swapaxes(-1, -2), rhs_indices=ids, sorted_indices=is_sorted)
+    codes, scales, biases = matrix
+    return mx.gather_qmm(
+        x, codes, scales, biases, rhs_indices=ids, transpose=True,
+        group_size=form.group, bits=form.bits, sorted_indices=is_sorted,
+    )  # fmt: skip
+
+
+def _swiglu() -> Callable[[Any, Any], Any]:
+    import mlx.core as mx
+
+    return mx.compile(lambda gate, up: gate * mx.sigmoid(gate) * up, shapeless=True)
+
+
+class ExpertPath:
+    """`gather` or, with sorting, `gather_sorted`: up, gate and down by gather_qmm, weighted sum over the slots."""
+
+    batch_invariant = False
+    has_reference = True
+
+    def __init__(self, name: str, is_sorted: bool) -> None:
+        """A path under the name that engines give it."""
+        self.name = name
+        self._sorted = is_sorted
+        self._act: Callable[[Any, Any], Any] | None = None
+
+    def declines(self, shape: LayerShape, tokens: int) -> str | None:
+        """Formats other than bf16 and affine, activations other than SwiGLU, widths that do not fill the groups."""
+        if shape.activation != "swiglu" or shape.gate is None:
+            return f"activation {shape.activation}: only swiglu with a gate is built"
+        if shape.gate != shape.up:
+            return f"gate {shape.gate.name} differs from up {shape.up.name}"
+        for form, columns in ((shape.up, shape.hidden), (shape.down, shape.expert_hidden)):
+            if form.name == "bf16":
+                continue
+            if not form.name.startswith("affine") or form.bits not in _AFFINE_STD or form.group not in _GROUPS:
+                return f"weight format {form.name}: only bf16 and affine (bits 2-6, 8; groups 32, 64, 128)"
+            if columns % form.group or columns * form.bits % 32:
+                return f"{columns} columns do not fill groups of {form.group} and whole 32-bit words"
+        return None
+
+    def config_hash(self) -> str:
+        """Digest of this file and of MLX's version and device."""
+        import mlx.core as mx
+
+        text = f"{metadata.version('mlx')} {mx.default_device()} {self.name}".encode()
+        return hashlib.sha256(Path(__file__).read_bytes() + text).hexdigest()[:16]
+
+    def prepare(self, arm: Arm, ids: IntArray) -> State:
+        """Weights for the long chain, random inputs and scores of arm.seed, ids on the device."""
+        import mlx.core as mx
+
+        layers = arm.chain[1]
+        weights = weights_of(arm.shape)
+        weights.grow(layers)
+        x_key, score_key = mx.random.split(mx.random.key(arm.seed))
+        x0 = mx.random.normal((arm.tokens, arm.shape.hidden), dtype=mx.bfloat16, key=x_key)
+        raw = mx.random.normal((layers, arm.tokens, arm.shape.top_k), key=score_key)
+        scores = mx.where(mx.array(ids[:layers]) >= 0, mx.softmax(raw, axis=-1), 0.0).astype(mx.bfloat16)
+        device_ids = [mx.array(np.maximum(layer, 0).astype(np.uint32)) for layer in ids[:layers]]
+        device_scores = [scores[i] for i in range(layers)]
+        mx.eval(x0, device_ids, device_scores)
+        made = x0 + self._layer(weights, 0, x0, device_ids[0], device_scores[0])
+        return State(weights, x0, tuple(device_ids), tuple(device_scores), self._described(made))
+
+    def run(self, state: State, layers: int) -> float:
+        """Seconds from handing the finished graph to MLX until the last output is there.
+
+        The graph is built before the clock starts, as mlx-lm builds the next step while the last one runs; the
+        runner's own wall clock sees both.
+        """
+        import mlx.core as mx
+
+        x = state.x0
+        for i in range(layers):
+            x = state.x0 + self._layer(state.weights, i, x, state.ids[i], state.scores[i])
+        start = time.perf_counter()
+        mx.eval(x)
+        return time.perf_counter() - start
+
+    def layer(self, state: State, x: FloatArray, ids: IntArray, scores: FloatArray) -> FloatArray:
+        """Layer 0 alone; x and scores are rounded to bf16."""
+        import mlx.core as mx
+
+        kept = mx.array(np.where(ids >= 0, scores, 0.0)).astype(mx.bfloat16)
+        device_ids = mx.array(np.maximum(ids, 0).astype(np.uint32))
+        out = self._layer(state.weights, 0, mx.array(x).astype(mx.bfloat16), device_ids, kept)
+        return np.array(out.astype(mx.float32))
+
+    def planes(self, state: State, expert: int) -> tuple[FloatArray | None, FloatArray, FloatArray]:
+        """The quantized weights with their bf16 scales and biases, expanded exactly."""
+        return state.weights.plane(expert)
+
+    def signature(self, state: State) -> str:
+        """The device and the primitives in the graph of one layer, counted."""
+        return state.signature
+
+    def _layer(self, weights: Weights, index: int, x: Any, ids: Any, scores: Any) -> Any:
+        layer, shape = weights.layers[index], weights.shape
+        self._act = self._act or _swiglu()
+        x, slots, order = x[:, None, None, :], ids, None
+        if self._sorted:
+            x, slots, order = _gather_sort(x, ids)
+        up = _product(x, layer.up, shape.up, slots, self._sorted)
+        gate = _product(x, layer.gate, shape.up, slots, self._sorted)
+        out = _product(self._act(gate, up), layer.down, shape.down, slots, self._sorted)
+        if order is not None:
+            out = out[order].reshape(*ids.shape, 1, shape.hidden)
+        return (out.squeeze(-2) * scores[..., None]).sum(axis=-2)
+
+    def _described(self, out: Any) -> str:
+        import mlx.core as mx
+
+        dot = io.StringIO()
+        mx.export_to_dot(dot, out)
+        counts = Counter(re.findall(r'label ="(\w+)"', dot.getvalue()))
+        listed = " ".join(f"{name}={count}" for name, count in sorted(counts.items()))
+        kind = "gpu" if mx.default_device().type == mx.gpu else "cpu"
+        return f"mlx {kind} sorted_indices={self._sorted}: {listed}"
+
+
+def _gather_sort(x: Any, ids: Any) -> tuple[Any, Any, Any]:
+    """Rows in expert order: x [slots, 1, hidden], sorted ids [slots], and the order that undoes it."""
+    import mlx.core as mx
+
+    flat = ids.flatten()
+    order = mx.argsort(flat)
+    return x.flatten(0, -3)[order // ids.shape[-1]], flat[order], mx.argsort(order)
+
+
+class Link(ExpertPath):
+    """The chain with the experts taken out: only the addition that links its layers."""
+
+    batch_invariant = True
+    has_reference = False
+
+    def __init__(self) -> None:
+        """The path `link`."""
+        super().__init__("link", False)
+
+    def _layer(self, weights: Weights, index: int, x: Any, ids: Any, scores: Any) -> Any:
+        return x
+
+
+KERNELS: dict[str, Callable[[], ExpertPath]] = {
+    "gather": lambda: ExpertPath("gather", False),
+    "gather_sorted": lambda: ExpertPath("gather_sorted", True),
+    "link": Link,
+}
