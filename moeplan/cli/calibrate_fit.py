@@ -107,7 +107,7 @@ def _print_fit(found: "Fit") -> None:
     held, ends = found.holdout, found.end_points
     typer.echo(f"\n{found.path}: {found.form}   tokens {found.valid[0]}..{found.valid[1]}, {found.n} points")
     rows = []
-    for piece in found.pieces:
+    for piece in found.curve.pieces:
         for part in piece.law.to_dict()["coefficients"]:
             unit = "a layer" if part["driver"] == "constant" else f"a {part['driver'].rstrip('s')}"
             error = part["standard_error"]

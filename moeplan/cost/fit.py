@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from moeplan.cost.choose import Choice, Piece, Table, choose, interior, predict, relative_errors
-from moeplan.cost.forms import COLUMNS, Array, law_from_dict, point, round6, with_errors
+from moeplan.cost.choose import choose
+from moeplan.cost.curve import Curve, Piece, Table
+from moeplan.cost.forms import COLUMNS, law_from_dict, point, round6, with_errors
+from moeplan.cost.holdout import Errors, band_of, interior, relative_errors, summary
 from moeplan.cost.model import Drivers, Estimate
 from moeplan.cost.samples import Sample
 from moeplan.errors import MoeplanError
@@ -17,32 +19,18 @@ from moeplan.traffic.path import parse_path
 
 
 @dataclass(frozen=True, slots=True)
-class Errors:
-    """Relative errors |predicted / measured - 1| of n samples."""
-
-    mean: float
-    median: float
-    p90: float
-    max: float
-    n: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return {"mean": self.mean, "median": self.median, "p90": self.p90, "max": self.max, "n": self.n}
-
-
-@dataclass(frozen=True, slots=True)
 class Fit:
     """One path on one shape.
 
-    pieces: one law, or two that meet at a path switch. holdout: errors at interior token counts, each predicted
-    without any sample of that count; end_points: the smallest and largest count, which is extrapolation.
-    band: 5 % and 95 % quantile of measured / predicted - 1 on held-out samples. valid: tokens; distinct: range seen.
+    curve: one law, or two that meet at a path switch, perhaps with leftovers.
+    holdout: errors at interior token counts, each predicted without any sample of that count; end_points: those of
+    the smallest and largest count, which is extrapolation. band: 5 % and 95 % quantile of measured / predicted - 1
+    on held-out samples. valid: token counts; distinct: experts, both as seen.
     cache_resident: samples left out because their weights fit in the last-level cache.
     """
 
     path: str
-    pieces: tuple[Piece, ...]
+    curve: Curve
     valid: tuple[int, int]
     distinct: tuple[float, float]
     routings: tuple[str, ...]
@@ -59,14 +47,15 @@ class Fit:
     @property
     def drivers(self) -> tuple[str, ...]:
         """What the time follows: `distinct`, `slots`, `blocks`, those with a coefficient above zero."""
-        used = np.max([piece.law.coefficients for piece in self.pieces], axis=0)
+        used = np.max([piece.law.coefficients for piece in self.curve.pieces], axis=0)
         return tuple(name for name, value in zip(COLUMNS[1:], used[1:], strict=True) if value > 0)
 
     @property
     def form(self) -> str:
         """The law as text; two pieces with the tokens where they meet."""
-        first, *rest = self.pieces
-        return first.law.form.name + "".join(f"; from {piece.first} tokens: {piece.law.form.name}" for piece in rest)
+        first, *rest = self.curve.pieces
+        text = first.law.form.name + "".join(f"; from {piece.first} tokens: {piece.law.form.name}" for piece in rest)
+        return f"({text}) * leftovers" if self.curve.nodes else text
 
     def estimate(self, drivers: Drivers, extrapolate: bool = False) -> Estimate:
         """Seconds of one layer with its 90 % band.
@@ -76,7 +65,7 @@ class Fit:
         larger of the band and the worst end-point error, times 1 + 2 log2(how far outside).
         """
         row = np.array([point(drivers)])
-        seconds = float(predict(self.pieces, np.array([float(drivers.tokens)]), row)[0])
+        seconds = float(self.curve.seconds(np.array([float(drivers.tokens)]), row)[0])
         outside = self._outside(drivers)
         if not outside:
             return Estimate(seconds, seconds * (1 + self.band[0]), seconds * (1 + self.band[1]), "fitted")
@@ -101,12 +90,13 @@ class Fit:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON of rounded numbers; `Fit.from_dict` is its inverse."""
-        pieces = [{"first": p.first, "last": p.last} | p.law.to_dict() for p in self.pieces]
+        pieces = [{"first": p.first, "last": p.last} | p.law.to_dict() for p in self.curve.pieces]
         return {
             "path": self.path,
             "form": self.form,
             "drivers": list(self.drivers),
             "pieces": pieces,
+            "leftovers": [list(node) for node in self.curve.nodes],
             "valid": list(self.valid),
             "distinct": list(self.distinct),
             "routings": list(self.routings),
@@ -126,7 +116,10 @@ class Fit:
         """Raises KeyError or TypeError where a field is missing."""
         return cls(
             data["path"],
-            tuple(Piece(int(p["first"]), int(p["last"]), law_from_dict(p)) for p in data["pieces"]),
+            Curve(
+                tuple(Piece(int(p["first"]), int(p["last"]), law_from_dict(p)) for p in data["pieces"]),
+                tuple((t, u, weight) for t, u, weight in data["leftovers"]),
+            ),
             (data["valid"][0], data["valid"][1]),
             (data["distinct"][0], data["distinct"][1]),
             tuple(data["routings"]),
@@ -162,7 +155,7 @@ def fit_path(samples: Sequence[Sample], read_bandwidth: float | None = None) -> 
     spread = statistics.median(sample.spread / sample.median for sample in kept)
     return Fit(
         path=paths[0],
-        pieces=tuple(_finished(piece, table) for piece in choice.pieces),
+        curve=_finished(choice.curve, table),
         valid=(int(table.counts[0]), int(table.counts[-1])),
         distinct=(round6(table.points[:, 1].min()), round6(table.points[:, 1].max())),
         routings=tuple(sorted({sample.routing for sample in kept})),
@@ -174,7 +167,7 @@ def fit_path(samples: Sequence[Sample], read_bandwidth: float | None = None) -> 
         band=band_of(table, choice.residuals, spread),
         spread=round6(spread),
         candidates=tuple((form, round6(error)) for form, error in choice.candidates),
-        warnings=tuple(_warnings(kept, choice, table, read_bandwidth)),
+        warnings=tuple(_warnings(kept, table, read_bandwidth)),
     )
 
 
@@ -207,39 +200,17 @@ def table_of(samples: Sequence[Sample]) -> Table:
     )
 
 
-def summary(errors: Array) -> Errors:
-    """Mean, median, 90th percentile and maximum, rounded."""
-    values = (errors.mean(), np.median(errors), np.quantile(errors, 0.9), errors.max())
-    mean, median, p90, largest = (round6(float(value)) for value in values)
-    return Errors(mean, median, p90, largest, len(errors))
-
-
-def band_of(table: Table, residuals: Array, spread: float = 0.0) -> tuple[float, float]:
-    """5 % and 95 % of held-out residuals as order statistics of n + 1; never narrower than the repeat spread.
-
-    Interior token counts only, where there are at least eight residuals. Fewer than 19 residuals cannot hold a
-    5 % tail: the band is then at least Student's t (folds - 1 degrees of freedom) times their root mean square.
-    """
-    inner = residuals[interior(table)]
-    used = inner if len(inner) >= 8 else residuals
-    ordered, n = np.sort(used), len(used)
-    low = float(ordered[max(math.floor((n + 1) * 0.05), 1) - 1])
-    high = float(ordered[min(math.ceil((n + 1) * 0.95), n) - 1])
-    if n < 19:
-        from scipy.special import stdtrit
-
-        wide = float(stdtrit(max(len(table.counts) - 1, 1), 0.95) * math.sqrt(float((used**2).mean())))
-        low, high = min(low, -wide), max(high, wide)
-    return round6(max(min(low, -spread), -0.99)), round6(max(high, spread))
-
-
-def _finished(piece: Piece, table: Table) -> Piece:
+def _finished(curve: Curve, table: Table) -> Curve:
     """With standard errors, and rounded as it is stored."""
-    own = table.where((table.tokens >= piece.first) & (table.tokens <= piece.last))
-    return Piece(piece.first, piece.last, law_from_dict(with_errors(piece.law, own.points, own.seconds).to_dict()))
+    pieces = []
+    for piece in curve.pieces:
+        own = table.where((table.tokens >= piece.first) & (table.tokens <= piece.last))
+        law = law_from_dict(with_errors(piece.law, own.points, own.seconds).to_dict())
+        pieces.append(Piece(piece.first, piece.last, law))
+    return Curve(tuple(pieces), tuple((round6(t), round6(u), round6(weight)) for t, u, weight in curve.nodes))
 
 
-def _warnings(samples: Sequence[Sample], choice: Choice, table: Table, bandwidth: float | None) -> list[str]:
+def _warnings(samples: Sequence[Sample], table: Table, bandwidth: float | None) -> list[str]:
     found = []
     if np.ptp(table.points[:, 1] / table.points[:, 2]) < 0.01:
         found.append("slots and distinct experts never differ in these samples: the regime is not identified")

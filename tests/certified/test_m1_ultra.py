@@ -60,7 +60,7 @@ def test_every_path_follows_slots(calibration: Calibration, path: str) -> None:
     fit = calibration.fits[path]
     assert fit.drivers == ("slots",)
     assert fit.form == "a + c*slots"
-    constant, _, slots, _ = fit.pieces[0].law.coefficients
+    constant, _, slots, _ = fit.curve.pieces[0].law.coefficients
     a, b = PUBLISHED_FITS[path]
     assert constant * 48e3 == pytest.approx(a, abs=0.05)
     assert slots * 8 * 48e3 == pytest.approx(b, rel=0.01)

@@ -1,0 +1,103 @@
+"""Points of one path, and a curve through them: a law, two laws that meet, and what they leave over."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from moeplan.cost.forms import Array, Law
+
+Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Points of one path: tokens [n], points [n, 4] in forms.COLUMNS order, seconds [n]."""
+
+    tokens: Array
+    points: Array
+    seconds: Array
+
+    def where(self, mask: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> "Table":
+        """The rows of a mask [n]."""
+        return Table(self.tokens[mask], self.points[mask], self.seconds[mask])
+
+    @property
+    def counts(self) -> Array:
+        """Different token counts, ascending."""
+        return np.unique(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A law from the first to the last token count that it was fitted on."""
+
+    first: int
+    last: int
+    law: Law
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One law, or two pieces that meet at a path switch; nodes carry what the laws leave over, where that is used.
+
+    nodes: (log2 tokens, log2 distinct, weight) of every fitted point; see `leftover`.
+    """
+
+    pieces: tuple[Piece, ...]
+    nodes: tuple[tuple[float, float, float], ...] = ()
+
+    def seconds(self, tokens: Array, points: Array) -> Array:
+        """Seconds [n]. Between two pieces, where no count was measured, the laws are blended linearly in tokens."""
+        total = np.zeros(len(tokens))
+        for i, piece in enumerate(self.pieces):
+            weight = np.ones(len(tokens))
+            if i > 0:
+                weight = np.minimum(weight, _ramp(tokens, self.pieces[i - 1].last, piece.first))
+            if i + 1 < len(self.pieces):
+                weight = np.minimum(weight, 1 - _ramp(tokens, piece.last, self.pieces[i + 1].first))
+            if weight.any():
+                total += weight * piece.law.seconds(points)
+        if not self.nodes:
+            return total
+        nodes = np.array(self.nodes)
+        left: Array = _kernel(_place(tokens, points), nodes[:, :2]) @ nodes[:, 2]
+        scaled: Array = total * np.exp(left)
+        return scaled
+
+
+Fitter = Callable[[Table], Curve]
+
+
+def _ramp(tokens: Array, low: int, high: int) -> Array:
+    return np.clip((tokens - low) / (high - low), 0, 1)
+
+
+def _place(tokens: Array, points: Array) -> Array:
+    return np.log2(np.stack([tokens, np.maximum(points[:, 1], 1e-9)], axis=1))
+
+
+def _kernel(here: Array, there: Array) -> Array:
+    """Covariance over noise: 10 shared by all routings of a token count, 10 more by equal distinct experts; both
+    fall by e over 4 doublings. Chosen on public kernel tables (docs/cost-model.md); assumed elsewhere."""
+    away: Array = np.abs(here[:, None, :] - there[None, :, :]) / 4
+    covariance: Array = 10 * np.exp(-away[:, :, 0]) * (1 + np.exp(-away[:, :, 1]))
+    return covariance
+
+
+def leftover(fitter: Fitter) -> Fitter:
+    """The same curve times the interpolated residuals of its own points.
+
+    Kriging of log(measured / law) in log2 tokens and log2 distinct with an exponential covariance, which does not
+    smooth a jump away (Matheron 1963). Far from every point the law alone is left.
+    """
+
+    def fitter_with(table: Table) -> Curve:
+        curve = fitter(table)
+        left = np.log(table.seconds / curve.seconds(table.tokens, table.points))
+        place = _place(table.tokens, table.points)
+        weights = np.linalg.solve(_kernel(place, place) + np.eye(len(left)), left)
+        rows = [(float(t), float(u), float(w)) for (t, u), w in zip(place, weights, strict=True)]
+        return Curve(curve.pieces, tuple(rows))
+
+    return fitter_with
