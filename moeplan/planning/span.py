@@ -5,38 +5,19 @@ Expert layers only: attention, head and host are not included.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
-from moeplan.cost.calibrate import Calibration
-from moeplan.cost.fit import block_rows
-from moeplan.cost.model import Drivers, Estimate
-from moeplan.errors import MoeplanError
+from moeplan.cost.calibrate import Calibration, load_calibration
+from moeplan.cost.model import Estimate, weakest
+from moeplan.engines.chain import Engine
+from moeplan.errors import Decline, MoeplanError
+from moeplan.planning.gates import Chain
 from moeplan.serving.step import StepShape
-from moeplan.traffic.expect import Cohort
-from moeplan.traffic.path import parse_path
-from moeplan.traffic.routing import Routing
+from moeplan.store import Store
 from moeplan.traffic.shape import LayerShape
-from moeplan.traffic.work import expected_work
 
 SCOPE = "expert path only: attention, head and host are not included"
 
 PathAt = Callable[[int, LayerShape], str]  # tokens, shape -> path: an engine's gates
-DriversAt = Callable[[str, int, LayerShape], Drivers]  # path, tokens, shape
-
-
-def expected_drivers(routing: Routing, cohort: Cohort = "independent", seed: int = 0) -> DriversAt:
-    """Expected drivers of one layer under that routing, each computed once.
-
-    Blocks are those that calibration journals keep: padded per expert, of the path's own block rows.
-    """
-
-    @lru_cache(maxsize=4096)
-    def of(path: str, tokens: int, shape: LayerShape) -> Drivers:
-        rows = block_rows(path)
-        work = expected_work(parse_path(f"grouped:{rows}" if rows else "gather"), shape, tokens, routing, cohort, seed)
-        return Drivers(tokens, work.slots, work.distinct_mean, work.blocks if rows else 0.0)
-
-    return of
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +33,21 @@ class LayerGroup:
         return self.calibration.shape
 
 
+LayerPrice = Callable[[LayerGroup, str, int], Estimate]  # group, path, tokens -> one layer
+
+
 @dataclass(slots=True)
 class ExpertCost:
     """`span_cost` of all MoE layers of a model, at expected routing: every step of a span costs the same.
 
     path_at chooses the path from the rows of the call, padding included. A call with prompt rows beyond the
-    calibrated sizes is priced as several calls inside them (`chunk_rows`); decode steps beyond them are refused,
-    or extrapolated and labelled so.
+    calibrated sizes is priced as several calls inside them (`chunk_rows`); decode steps beyond them are what
+    layer_price makes of them: refused, or extrapolated and labelled so.
     """
 
     groups: Sequence[LayerGroup]
     path_at: PathAt
-    drivers_at: DriversAt
-    extrapolate: bool = False
+    layer_price: LayerPrice
     _calls: dict[int, Estimate] = field(default_factory=dict)
     _largest: int | None = None
 
@@ -86,8 +69,7 @@ class ExpertCost:
 
     def layer(self, group: LayerGroup, rows: int) -> Estimate:
         """One layer on the path that the gates choose."""
-        path = self.path_at(rows, group.shape)
-        return group.calibration.estimate(path, self.drivers_at(path, rows, group.shape), self.extrapolate)
+        return self.layer_price(group, self.path_at(rows, group.shape), rows)
 
     def split(self, rows: int) -> Estimate:
         """Whole chunks of `chunk_rows`, then the rest."""
@@ -96,6 +78,11 @@ class ExpertCost:
             return self.call(rest)
         total = self.call(self.chunk_rows).repeated(whole)
         return total.then(self.call(rest)) if rest else total
+
+    @property
+    def source(self) -> str:
+        """The weakest origin among the calls priced so far; `fitted` before the first one."""
+        return weakest(*(call.source for call in self._calls.values())) if self._calls else "fitted"
 
     @property
     def chunk_rows(self) -> int:
@@ -115,3 +102,35 @@ class ExpertCost:
         raise MoeplanError(
             f"calibration {group.calibration.where}: no size at which the chosen path is calibrated (fits: {timed})"
         )
+
+
+def default_path(engine: Engine) -> PathAt:
+    """The path that the engine's own gates choose."""
+
+    def at(tokens: int, shape: LayerShape) -> str:
+        chain = Chain(engine.gates, shape)
+        return chain.paths[chain.level(chain.defaults, tokens)]
+
+    return at
+
+
+def find_calibration(store: Store, device: str, engine: Engine, shape: LayerShape) -> Calibration:
+    """The calibration of the first of the engine's runners that has one. Raises the first one's MoeplanError."""
+    failures = []
+    for runner in engine.runners:
+        try:
+            return load_calibration(store, device, runner, shape)
+        except MoeplanError as bad:
+            failures.append(bad)
+    raise failures[0]
+
+
+def engine_cost(
+    groups: Sequence[LayerGroup], engine: Engine, layer_price: LayerPrice
+) -> tuple[ExpertCost, tuple[Decline, ...]]:
+    """The engine under its default gates, and the paths it would run that nobody timed (a neighbour stands in)."""
+    timed = set.intersection(*(set(group.calibration.fits) for group in groups))
+    declines: tuple[Decline, ...] = ()
+    if not timed.issuperset(engine.paths):
+        engine, declines = engine.limited_to(timed)
+    return ExpertCost(groups, default_path(engine), layer_price), declines
