@@ -5,25 +5,24 @@ from typing import Any
 
 import numpy as np
 
+from moeplan.kernels.formats import from_bf16, to_bf16
 from moeplan.kernels.protocol import Arm, FloatArray, IntArray, Kernel
+from moeplan.kernels.reference import moe_layer, relative_rms
 
 ROWS = 3  # rows compared: first, middle and last token; a row already needs top_k whole planes in float64
 
 
-def bf16_rounded(values: FloatArray) -> FloatArray:
-    """Rounded to the nearest bf16 (ties to even), kept as float32, so that every kernel reads the same numbers."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    return ((bits + (0x7FFF + (bits >> 16 & 1))) & np.uint32(0xFFFF0000)).view(np.float32)
-
-
 def fresh_inputs(arm: Arm, ids: IntArray) -> tuple[FloatArray, FloatArray]:
-    """x [tokens, hidden], standard normal, and scores [tokens, top_k] that sum to 1 over the slots in use."""
+    """x [tokens, hidden], standard normal, and scores [tokens, top_k] that sum to 1 over the slots in use.
+
+    Both are rounded to bf16, so that a kernel that reads bf16 reads the very numbers of the reference.
+    """
     seed = int.from_bytes(hashlib.sha256(arm.id.encode()).digest()[:8], "little")
     rng = np.random.default_rng(seed)
-    x = rng.standard_normal((arm.tokens, arm.shape.hidden)).astype(np.float32)
+    x = rng.standard_normal((arm.tokens, arm.shape.hidden))
     raw = np.where(ids >= 0, np.exp(rng.standard_normal(ids.shape)), 0.0)
-    scores = raw / np.maximum(raw.sum(axis=1, keepdims=True), 1e-30)
-    return bf16_rounded(x), bf16_rounded(scores.astype(np.float32))
+    scores = raw / np.maximum(raw.sum(axis=1, keepdims=True), 1e-30)  # a row of padding alone stays at zero
+    return from_bf16(to_bf16(x)), from_bf16(to_bf16(scores))
 
 
 def parity(kernel: Kernel, state: Any, arm: Arm, ids: IntArray) -> float:
@@ -33,9 +32,7 @@ def parity(kernel: Kernel, state: Any, arm: Arm, ids: IntArray) -> float:
     if out.shape != x.shape:
         raise ValueError(f"layer returned {out.shape}, expected {x.shape}")
     rows = np.unique(np.linspace(0, arm.tokens - 1, ROWS).astype(int))
-    used = ids[rows]
-    planes = {int(expert): kernel.planes(state, int(expert)) for expert in np.unique(used[used >= 0])}
-    from moeplan.kernels.reference import moe_layer, relative_rms
-
-    wanted = moe_layer(x[rows], used, scores[rows], planes, arm.shape.activation)
-    return float(relative_rms(out[rows], wanted))
+    wanted = moe_layer(
+        x[rows], ids[rows], scores[rows], lambda expert: kernel.planes(state, expert), arm.shape.activation
+    )
+    return relative_rms(out[rows], wanted)
