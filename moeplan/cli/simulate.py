@@ -1,7 +1,7 @@
 """`simulate`: continuous batching on calibrated expert layers."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -26,18 +26,18 @@ def simulate(  # noqa: PLR0913, PLR0917 - one argument an option
     device: Annotated[str, typer.Option(help="Calibrated device.")],
     engine: Annotated[str, typer.Option(help="Engine whose default gates choose the path.")],
     clients: Annotated[str | None, typer.Option(help="Closed-loop clients, e.g. 4 or 1,2,4,8.")] = None,
-    rounds: Annotated[int, typer.Option(help="Requests that each client sends, one after the other.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="Requests that each client sends, one after the other.")] = 4,
     rate: Annotated[float | None, typer.Option(help="Poisson arrivals a second, in place of --clients.")] = None,
-    count: Annotated[int, typer.Option(help="Requests of a Poisson stream.")] = 1000,
+    count: Annotated[int, typer.Option(min=1, help="Requests of a Poisson stream.")] = 1000,
     requests: Annotated[Path | None, typer.Option(help="Request file (Azure, Mooncake, vidur, LLMServingSim).")] = None,
-    prompt_tokens: Annotated[int, typer.Option(help="Prompt tokens of a request.")] = 512,
-    max_tokens: Annotated[int, typer.Option(help="Generated tokens of a request.")] = 128,
-    max_batch: Annotated[int, typer.Option(help="Decode slots.")] = 16,
-    max_prefill_batch: Annotated[int, typer.Option(help="Prompts prefilled together.")] = 4,
-    prefill_step: Annotated[int, typer.Option(help="Tokens of each prompt in one call.")] = 2048,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Prompt tokens of a request.")] = 512,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Generated tokens of a request.")] = 128,
+    max_batch: Annotated[int, typer.Option(min=1, help="Decode slots.")] = 16,
+    max_prefill_batch: Annotated[int, typer.Option(min=1, help="Prompts prefilled together.")] = 4,
+    prefill_step: Annotated[int, typer.Option(min=1, help="Tokens of each prompt in one call.")] = 2048,
     decode_first: Annotated[bool, typer.Option(help="Decode between prompt chunks, or finish prompts first.")] = True,
     routing: Annotated[str, typer.Option(help="uniform, popularity:NAME, trace:FILE, ...")] = "uniform",
-    cohort: Annotated[str, typer.Option(help="independent or identical.")] = "independent",
+    cohort: Annotated[Literal["independent", "identical"], typer.Option(help="Who decodes together.")] = "independent",
     path: Annotated[list[str] | None, typer.Option(help="Paths of --engine own, in order.")] = None,
     extrapolate: Annotated[bool, typer.Option("--extrapolate", help="Price decode steps beyond the fits.")] = False,
     models: Models = None,
@@ -102,7 +102,10 @@ def _cost(about: dict[str, Any], paths: list[str], extrapolate: bool, where: "St
     arm = parse_routing(about["routing"], where)
     assumption = Assumption(arm, about["cohort"], about["seed"], extrapolate)
     cost, declines = engine_cost(groups, engine, lambda group, name, rows: layer_price(group, name, rows, assumption))
-    notes = [SCOPE, f"calls with prompts are priced in chunks of at most {cost.chunk_rows} rows"]
+    notes = [
+        SCOPE,
+        f"calls with prompts are priced in chunks of at most {cost.chunk_rows} rows, the largest size timed",
+    ]
     notes += [f"{decline.path}: {decline.reason}" for decline in declines]
     notes += {note for shape, _ in card.groups() if (note := arm.note(shape.experts, shape.top_k))}
     return cost, notes
@@ -156,9 +159,20 @@ def _show(documents: list[dict[str, Any]], notes: list[str]) -> None:
             percent(count["steps"] / run["steps"]).lstrip("+"),
         ]
         for run in documents
-        for count in run["batch_mix"]
+        for count in _most(run["batch_mix"])
     ]
     table(["clients", "decode rows", "prompt rows", "padding", "steps", "share"], mix)
+    if any(len(run["batch_mix"]) > _SHOWN for run in documents):
+        note(f"the {_SHOWN} most frequent step sizes of each run; --json has all")
     typer.echo(f"\ntimes: {documents[0]['source']}")
     for line in notes:
         note(line) if line != notes[0] else typer.echo(line)
+
+
+_SHOWN = 12
+
+
+def _most(mix: list[dict[str, int]]) -> list[dict[str, int]]:
+    """The most frequent step sizes, in order of size."""
+    frequent = sorted(mix, key=lambda count: -count["steps"])[:_SHOWN]
+    return [count for count in mix if count in frequent]
