@@ -65,6 +65,19 @@ class Curve:
         scaled: Array = total * np.exp(left)
         return scaled
 
+    def at(self, tokens: float, row: tuple[float, float, float, float]) -> tuple[float, float, float]:
+        """(seconds, least, most) of one point: where two pieces are blended, what each alone would say."""
+        count, points = np.array([float(tokens)]), np.array([row])
+        near = [
+            piece
+            for i, piece in enumerate(self.pieces)
+            if (i == 0 or tokens > self.pieces[i - 1].last)
+            and (i + 1 == len(self.pieces) or tokens < self.pieces[i + 1].first)
+        ]
+        alone = [float(Curve((piece,), self.nodes).seconds(count, points)[0]) for piece in near]
+        blended = float(self.seconds(count, points)[0])
+        return blended, min(alone), max(alone)
+
 
 Fitter = Callable[[Table], Curve]
 
@@ -74,7 +87,7 @@ def _ramp(tokens: Array, low: int, high: int) -> Array:
 
 
 def _place(tokens: Array, points: Array) -> Array:
-    return np.log2(np.stack([tokens, np.maximum(points[:, 1], 1e-9)], axis=1))
+    return np.asarray(np.log2(np.stack([tokens, np.maximum(points[:, 1], 1e-9)], axis=1)))
 
 
 def _kernel(here: Array, there: Array) -> Array:

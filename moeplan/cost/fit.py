@@ -58,17 +58,16 @@ class Fit:
         return f"({text}) * leftovers" if self.curve.nodes else text
 
     def estimate(self, drivers: Drivers, extrapolate: bool = False) -> Estimate:
-        """Seconds of one layer with its 90 % band.
+        """Seconds of one layer with its 90 % band; between two pieces the band reaches over both.
 
         Outside the token counts (or, for a law that follows distinct experts, the distinct experts) that were
         timed: MoeplanError, or with `extrapolate` an estimate of source `extrapolated` whose half-width is the
         larger of the band and the worst end-point error, times 1 + 2 log2(how far outside).
         """
-        row = np.array([point(drivers)])
-        seconds = float(self.curve.seconds(np.array([float(drivers.tokens)]), row)[0])
+        seconds, least, most = self.curve.at(drivers.tokens, point(drivers))
         outside = self._outside(drivers)
         if not outside:
-            return Estimate(seconds, seconds * (1 + self.band[0]), seconds * (1 + self.band[1]), "fitted")
+            return Estimate(seconds, least * (1 + self.band[0]), most * (1 + self.band[1]), "fitted")
         what, distance = outside
         if not extrapolate:
             raise MoeplanError(
