@@ -30,7 +30,9 @@ def run(  # noqa: PLR0913  a command has one argument an option
     routing: Annotated[str, typer.Option(help="Routing arms.")] = "identical,disjoint,uniform",
     path: Annotated[str, typer.Option(help="Kernel paths; all that the runner offers, `link` excepted.")] = "",
     rounds: Annotated[int, typer.Option(min=1, help="Times each arm is timed.")] = 8,
-    chain: Annotated[str, typer.Option(help="Short and long chain in layers; 12,48, above 128 tokens 4,12.")] = "",
+    chain: Annotated[
+        str, typer.Option(help="Layers of the short and long chain (12,48; above 128 tokens 4,12), or `fill`.")
+    ] = "",
     kernel: Annotated[str, typer.Option(help="Your Python kernel: package.module:object.")] = "",
     command: Annotated[str, typer.Option(help="Your program that speaks the exec protocol.")] = "",
     engine_version: Annotated[str, typer.Option(help="Recorded version, where the runner has none.")] = "",
@@ -52,7 +54,7 @@ def run(  # noqa: PLR0913  a command has one argument an option
     names = [name for name in path.split(",") if name] or [name for name in facts["paths"] if name != "link"]
     if not names:
         raise MoeplanError("--path: this program does not name its paths, so name them here")
-    layout = (names, numbers(tokens, "--tokens"), [name for name in routing.split(",") if name], _chain(chain))
+    layout = (names, numbers(tokens, "--tokens"), [name for name in routing.split(",") if name], chain)
     request = _request((device, model, rounds, seed), layout, found, output)
     journal = output / device / f"{spec.runner}-{facts['engine_version']}" / f"{request.model}.jsonl"
     with _progress() as progress:
@@ -62,11 +64,11 @@ def run(  # noqa: PLR0913  a command has one argument an option
 
 def _request(
     what: tuple[str, str, int, int],
-    layout: tuple[list[str], list[int], list[str], tuple[int, int] | None],
+    layout: tuple[list[str], list[int], list[str], str],
     found: Store,
     output: Path,
 ) -> "MeasureRequest":
-    from moeplan.runners.arms import grid
+    from moeplan.runners.arms import filled, grid
     from moeplan.runners.spec import MeasureRequest
     from moeplan.traffic.model import load_card
     from moeplan.traffic.routing import parse_routing
@@ -74,15 +76,17 @@ def _request(
     device, model, rounds, seed = what
     names, tokens, routings, chain = layout
     card = load_card(model, found)
+    card.require_moe()
     shapes = [shape for shape, _ in sorted(card.groups(), key=lambda group: -group[1])]
-    if not shapes:
-        raise MoeplanError(f"--model {model}: no MoE layer, nothing to calibrate")
-    for name in routings:
-        parse_routing(name, found)
-    arms = tuple(arm for shape in shapes for arm in grid(names, shape, tokens, routings, seed, chain))
+    known = {name: parse_routing(name, found) for name in [*routings, "balanced"]}
+    fixed = None if chain in ("", "fill") else _chain(chain)
+    arms = [arm for shape in shapes for arm in grid(names, shape, tokens, routings, seed, fixed)]
     cache = _cache_bytes(device, found, output)
-    options: dict[str, object] = {"chain": list(chain) if chain else None}
-    return MeasureRequest(device, card.name, shapes[0], arms, rounds, seed, cache, found, options)
+    if chain == "fill":
+        if cache is None:
+            raise MoeplanError(f"--chain fill: {output / device / 'device.toml'} gives no last_level_cache")
+        arms = [filled(arm, known[arm.routing], cache) for arm in arms]
+    return MeasureRequest(device, card.name, shapes[0], tuple(arms), rounds, seed, cache, found)
 
 
 def _cache_bytes(device: str, found: Store, output: Path) -> float | None:
@@ -101,13 +105,11 @@ def _cache_bytes(device: str, found: Store, output: Path) -> float | None:
     return facts["last_level_cache"].value
 
 
-def _chain(text: str) -> tuple[int, int] | None:
-    if not text:
-        return None
+def _chain(text: str) -> tuple[int, int]:
     try:
         short, long = (int(word) for word in text.split(","))
     except ValueError:
-        raise MoeplanError(f"--chain {text!r}: expected two layer counts such as 12,48") from None
+        raise MoeplanError(f"--chain {text!r}: expected two layer counts such as 12,48, or fill") from None
     if not 1 <= short < long:
         raise MoeplanError(f"--chain {text}: expected the shorter chain first, at least 1 layer")
     return short, long

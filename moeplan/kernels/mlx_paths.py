@@ -177,7 +177,7 @@ class ExpertPath:
         self._act: Callable[[Any, Any], Any] | None = None
 
     def declines(self, shape: LayerShape, tokens: int) -> str | None:
-        """Formats other than affine and bf16 (on the CPU: f32), activations other than SwiGLU, widths that do not fill the groups."""
+        """Formats other than affine and bf16 (CPU: f32), other activations than SwiGLU, widths off the groups."""
         if shape.activation != "swiglu" or shape.gate is None:
             return f"activation {shape.activation}: only swiglu with a gate is built"
         if shape.gate != shape.up:

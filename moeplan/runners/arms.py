@@ -1,6 +1,7 @@
 """From an arm to expert ids, and from ids to the integers that its journal line keeps. No device, no clock."""
 
 import hashlib
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from moeplan.traffic.tiles import BlockTable
 
 BLOCK_ROWS = (16, 32, 64, 128)  # the block heights that grouped kernels use (vLLM's and SGLang's default configs)
 CACHE_MULTIPLE = 4  # a chain that touches less than this many last-level caches is flagged
+PROBED_LAYERS = 16  # layers whose distinct experts stand for those of a longer chain
+PROBE_MARGIN = 1.05  # their mean may lie a little above the longer chain's
 DEFAULT_ROUTINGS = ("identical", "disjoint", "uniform")
 
 
@@ -47,6 +50,20 @@ def draw(arm: Arm, routing: Routing) -> IntArray:
         draw_ids(routing, arm.shape.experts, arm.shape.top_k, arm.tokens, arm.seed, layer=layer) for layer in layers
     ]
     return np.stack(rows).astype("<i4")
+
+
+def filled(arm: Arm, routing: Routing, cache_bytes: float) -> Arm:
+    """The arm with chains that pass enough planes through the cache not to be flagged; twice that is the long one.
+
+    Where the arm's own chains do that already they stay.
+    """
+    probe = make_arm(arm.path, arm.shape, arm.tokens, arm.routing, arm.seed, (1, PROBED_LAYERS))
+    loads = [ExpertLoad.from_ids(layer, arm.shape.experts) for layer in draw(probe, routing)]
+    a_layer = float(np.mean([load.distinct for load in loads])) * arm.shape.plane_bytes
+    short = math.ceil(PROBE_MARGIN * CACHE_MULTIPLE * cache_bytes / a_layer)
+    if short <= arm.chain[0]:
+        return arm
+    return make_arm(arm.path, arm.shape, arm.tokens, arm.routing, arm.seed, (short, 2 * short))
 
 
 def drivers(arm: Arm, ids: IntArray, cache_bytes: float | None) -> dict[str, Any]:
