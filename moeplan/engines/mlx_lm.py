@@ -1,0 +1,26 @@
+"""mlx-lm: three `gather_qmm` calls a layer, sorted by expert from 64 slots on."""
+
+from moeplan.engines.chain import Engine, Gate
+
+ENGINE = Engine(
+    name="mlx-lm",
+    runners=("mlx",),
+    gates=(
+        Gate(
+            name="sort",
+            variable="slots",
+            threshold=64,
+            below="gather",
+            above="gather_sorted",
+            source="mlx-lm d78bf58e mlx_lm/models/switch_layers.py:181 and :222, `indices.size >= 64`",
+        ),
+    ),
+    notes=(
+        "Metal: the kernel for sorted rows runs only from 16 slots on and with at least 4 slots an expert (mlx"
+        " 846d1762 mlx/backend/metal/quantized.cpp:1898, `M == 1 && B >= 16 && right_sorted && B / E >= 4`); below,"
+        " sorting is paid for and the unsorted kernel runs",
+        "CUDA: `right_sorted` is ignored for quantized weights, so sorting only orders the rows (mlx 846d1762"
+        " mlx/backend/cuda/quantized/quantized.cpp, GatherQMM)",
+        "passing lhs_indices switches the sorted kernel off (mlx 846d1762 mlx/ops.cpp, gather_qmm)",
+    ),
+)
