@@ -80,8 +80,8 @@ class Weights:
         self.layers: list[Layer] = []
         self.planes: OrderedDict[int, tuple[FloatArray, FloatArray, FloatArray]] = OrderedDict()
 
-    def grow(self, layers: int) -> list[Layer]:
-        """At least that many layers."""
+    def grow(self, layers: int) -> None:
+        """Make layers until there are that many."""
         import mlx.core as mx
 
         shape = self.shape
@@ -95,13 +95,11 @@ class Weights:
             ]
             mx.eval(made)
             self.layers.append(Layer(*made))
-        return self.layers
 
     def plane(self, expert: int) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Gate, up, down of layer 0 as float32; the last few are kept."""
         if expert not in self.planes:
-            layer = self.grow(1)[0]
-            shape = self.shape
+            layer, shape = self.layers[0], self.shape
             pairs = ((layer.gate, shape.up), (layer.up, shape.up), (layer.down, shape.down))
             gate, up, down = (_dequantized(matrix, form, expert) for matrix, form in pairs)
             self.planes[expert] = (gate, up, down)
@@ -125,21 +123,22 @@ def _dequantized(matrix: Matrix, form: WeightFormat, expert: int) -> FloatArray:
 _sets: OrderedDict[LayerShape, Weights] = OrderedDict()
 
 
-def weights_of(shape: LayerShape) -> Weights:
-    """The weights of a shape, shared by all paths; the least recently used set gives way."""
+def weights_of(shape: LayerShape, layers: int) -> Weights:
+    """The weights of at least that many layers, shared by all paths; the least recently used set gives way."""
     if shape not in _sets:
         while len(_sets) >= _SETS_KEPT:
             _sets.popitem(last=False)
         _sets[shape] = Weights(shape)
     _sets.move_to_end(shape)
+    _sets[shape].grow(layers)
     return _sets[shape]
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A prepared arm: x0 [tokens, hidden]; per layer ids and scores [tokens, top_k]."""
+    """A prepared arm: x0 [tokens, hidden]; per layer ids and scores [tokens, top_k]. It holds no weights."""
 
-    weights: Weights
+    shape: LayerShape
     x0: Any
     ids: tuple[Any, ...]
     scores: tuple[Any, ...]
@@ -205,8 +204,7 @@ class ExpertPath:
         import mlx.core as mx
 
         layers = arm.chain[1]
-        weights = weights_of(arm.shape)
-        weights.grow(layers)
+        weights = weights_of(arm.shape, layers)
         x_key, score_key = mx.random.split(mx.random.key(arm.seed))
         x0 = mx.random.normal((arm.tokens, arm.shape.hidden), dtype=_activation_type(), key=x_key)
         raw = mx.random.normal((layers, arm.tokens, arm.shape.top_k), key=score_key)
@@ -215,7 +213,7 @@ class ExpertPath:
         device_scores = [scores[i] for i in range(layers)]
         mx.eval(x0, device_ids, device_scores)
         made = x0 + self._layer(weights, 0, x0, device_ids[0], device_scores[0])
-        return State(weights, x0, tuple(device_ids), tuple(device_scores), self._described(made))
+        return State(arm.shape, x0, tuple(device_ids), tuple(device_scores), self._described(made))
 
     def run(self, state: State, layers: int) -> float:
         """Seconds from handing the finished graph to MLX until the last output is there.
@@ -225,9 +223,9 @@ class ExpertPath:
         """
         import mlx.core as mx
 
-        x = state.x0
+        weights, x = weights_of(state.shape, layers), state.x0
         for i in range(layers):
-            x = state.x0 + self._layer(state.weights, i, x, state.ids[i], state.scores[i])
+            x = state.x0 + self._layer(weights, i, x, state.ids[i], state.scores[i])
         start = time.perf_counter()
         mx.eval(x)
         return time.perf_counter() - start
@@ -238,12 +236,12 @@ class ExpertPath:
 
         kept = mx.array(np.where(ids >= 0, scores, 0.0)).astype(state.x0.dtype)
         device_ids = mx.array(np.maximum(ids, 0).astype(np.uint32))
-        out = self._layer(state.weights, 0, mx.array(x).astype(state.x0.dtype), device_ids, kept)
+        out = self._layer(weights_of(state.shape, 1), 0, mx.array(x).astype(state.x0.dtype), device_ids, kept)
         return np.array(out.astype(mx.float32))
 
     def planes(self, state: State, expert: int) -> tuple[FloatArray | None, FloatArray, FloatArray]:
         """The weights as stored, scales and biases included, expanded in float32."""
-        return state.weights.plane(expert)
+        return weights_of(state.shape, 1).plane(expert)
 
     def signature(self, state: State) -> str:
         """The device and the primitives in the graph of one layer, counted."""
