@@ -1,26 +1,23 @@
 """Expected work of a path: exact where a formula exists, a seeded mean over drawn batches where none does."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from moeplan.errors import MoeplanError
+from moeplan.traffic.batches import Cohort, RowTable, draw_batches
 from moeplan.traffic.chance import FloatArray, distinct_distribution, mean_blocks, mean_distinct, percentile
-from moeplan.traffic.load import ExpertLoad
 from moeplan.traffic.partition import Partition
 from moeplan.traffic.path import PathSpec
-from moeplan.traffic.routing import IdTable, Routing, cohort_rows, draw_ids
+from moeplan.traffic.routing import Routing
 from moeplan.traffic.shape import LayerShape
-from moeplan.traffic.tiles import sorts, tiles_of
+from moeplan.traffic.tiles import sorts, tile_counts
 
-Cohort = Literal["independent", "identical"]
+__all__ = ["Case", "Cohort", "ExpectedWork", "expect", "expected_work"]
 
-_SAMPLES = 4800  # batches drawn where no formula exists: the mean of distinct is then good to about 0.1 %
 _COLUMNS = ("slots", "distinct", "tiles", "padded_rows")
-_BUDGET = 10_000_000  # token-expert cells drawn at most; large batches vary less and need fewer samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,44 +79,22 @@ class Case:
         return [own.layer(layer, experts, k)[mine] for layer in range(len(own.shares))]
 
     @cached_property
-    def samples(self) -> list[ExpertLoad]:
-        """Global loads of drawn batches, spread evenly over the layers of the profile or trace."""
-        return [ExpertLoad.from_ids(ids, self.shape.experts) for ids in self._batches()]
-
-    def _batches(self) -> Iterator[IdTable]:
-        routing, experts, k = self.routing, self.shape.experts, self.shape.top_k
-        rows = 1 if self.cohort == "identical" else self.tokens
-        layers = len(routing.popularity.shares) if routing.popularity else 1
-        if routing.trace is not None:
-            layers = routing.trace.layers
-        settled = self.cohort == "identical" or routing.kind in ("identical", "disjoint")
-        if settled and self.part.ep == 1 and routing.trace is None:
-            wanted = 1
-        else:
-            wanted = max(1, min(_SAMPLES, _BUDGET // (rows * experts)))
-        draws = -(-wanted // layers)
-        for draw in range(draws):
-            if routing.trace is not None:
-                found = _trace_layers(routing, (experts, k), rows, self.seed + draw)
-            else:
-                found = (draw_ids(routing, experts, k, rows, self.seed + draw, layer) for layer in range(layers))
-            yield from (np.tile(ids, (self.tokens, 1)) if rows != self.tokens else ids for ids in found)
-
-    def shares(self, path: PathSpec) -> list[ExpertLoad]:
-        """Local loads: of the rank asked for, or of the one with the most planes to read on that path."""
+    def samples(self) -> RowTable:
+        """Drawn batches: rows of every rank's experts [batches, ranks, experts of a rank]."""
         part = self.part
-        if part.rank is not None:
-            return [load.local(part.ep, part.rank) for load in self.samples]
-        ranks = [[load.local(part.ep, rank) for rank in range(part.ep)] for load in self.samples]
-        return [max(loads, key=lambda one: (tiles_of(path, one)[0], one.slots)) for loads in ranks]
+        table = draw_batches(self.routing, self.shape, self.tokens, self.cohort, self.seed, part.ep == 1)
+        return table.reshape(len(table), part.ep, -1)
+
+    def shares(self, path: PathSpec) -> RowTable:
+        """Drawn rows [batches, experts of a rank]: of the rank asked for, or of the one that reads most planes."""
+        if self.part.rank is not None:
+            return np.asarray(self.samples[:, self.part.rank])
+        worst = np.argmax(tile_counts(path, self.samples)[0], axis=1)
+        return np.asarray(self.samples[np.arange(len(worst)), worst])
 
 
-def _trace_layers(routing: Routing, size: tuple[int, int], tokens: int, seed: int) -> Iterator[IdTable]:
-    trace = routing.trace
-    assert trace is not None
-    yield draw_ids(routing, size[0], size[1], tokens, seed)  # raises where the trace does not fit the model
-    rows = cohort_rows(trace, tokens, np.random.default_rng(seed))
-    yield from (np.asarray(trace.expert_ids[rows, layer], dtype=np.int32) for layer in range(1, trace.layers))
+def _p95(values: npt.NDArray[np.integer]) -> int:
+    return int(np.percentile(values, 95, method="inverted_cdf"))
 
 
 def _mean(values: list[FloatArray], of: Callable[[FloatArray], float]) -> float:
@@ -130,12 +105,11 @@ def expect(path: PathSpec, case: Case) -> ExpectedWork:
     """Expected work of one layer. Exact for uniform and popularity routing, except what `drawn` names."""
     shape, n, drawn = case.local, case.tokens, []
     if case.marginals is None:
-        loads = case.shares(path)
-        table = np.array([(load.slots, load.distinct, *tiles_of(path, load)) for load in loads])
-        slots, distinct, tiles, padded = (float(x) for x in table.mean(axis=0))
-        p95 = int(np.percentile(table[:, 1], 95, method="inverted_cdf"))
-        varies = table.min(axis=0) < table.max(axis=0)
-        drawn = [name for name, moves in zip(_COLUMNS, varies, strict=True) if moves]
+        rows = case.shares(path)
+        columns = [rows.sum(axis=1), np.count_nonzero(rows, axis=1), *tile_counts(path, rows)]
+        slots, distinct, tiles, padded = (float(np.mean(column)) for column in columns)
+        p95 = _p95(columns[1])
+        drawn = [name for name, x in zip(_COLUMNS, columns, strict=True) if np.min(x) < np.max(x)]
     else:
         slots = n * _mean(case.marginals, lambda p: float(p.sum()))
         distinct = _mean(case.marginals, lambda p: mean_distinct(p, n))
@@ -143,8 +117,7 @@ def expect(path: PathSpec, case: Case) -> ExpectedWork:
             local = case.marginals[0].size
             p95 = percentile(distinct_distribution(shape.experts, shape.top_k, n, local), 0.95)
         else:
-            counts = [load.distinct for load in case.shares(path)]
-            p95 = int(np.percentile(counts, 95, method="inverted_cdf"))
+            p95 = _p95(np.count_nonzero(case.shares(path), axis=1))
             drawn.append("distinct_p95")
         tiles, padded, from_draws = _tiles(path, case, slots, distinct)
         drawn += ["tiles", "padded_rows"] if from_draws else []
@@ -176,8 +149,8 @@ def _tiles(path: PathSpec, case: Case, slots: float, distinct: float) -> tuple[f
     if whole and not sorts(path, round(slots), case.shape.experts):
         return slots, 0.0, False
     if path.runs or path.sorted_from:
-        tiles, padded = np.mean([tiles_of(path, load) for load in case.shares(path)], axis=0)
-        return float(tiles), float(padded), True
+        tiles, padded = tile_counts(path, case.shares(path))
+        return float(tiles.mean()), float(padded.mean()), True
     blocks = _mean(marginals, lambda p: mean_blocks(p, case.tokens, path.block_rows))
     return blocks, blocks * path.block_rows - slots, False
 
@@ -186,6 +159,4 @@ def expected_work(
     path: PathSpec, shape: LayerShape, tokens: int, routing: Routing, cohort: Cohort = "independent", seed: int = 0
 ) -> ExpectedWork:
     """Expected work of one whole layer. Raises MoeplanError for a cohort or routing that does not apply."""
-    if cohort not in ("independent", "identical"):
-        raise MoeplanError(f"--cohort {cohort}: expected independent or identical")
     return expect(path, Case(shape, tokens, routing, cohort, seed))

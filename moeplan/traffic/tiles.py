@@ -63,31 +63,43 @@ class BlockTable:
         return 2 * self.pair_count_fraction
 
 
-def run_reads(load: ExpertLoad, tile_rows: int) -> int:
-    """Plane reads of a kernel that walks one sorted slot list in tiles and reads each expert once a tile.
+def run_reads(rows: npt.NDArray[np.int32], tile_rows: int) -> npt.NDArray[np.int64]:
+    """Plane reads [...] of a kernel that walks one sorted slot list in tiles and reads each expert once a tile.
 
-    A tile boundary strictly inside an expert's run makes that expert be read again, so the count is
-    distinct + such boundaries (MLX Metal `gather_qmm_rhs`, 16-row tiles).
+    rows [..., experts]. A tile boundary strictly inside an expert's run makes that expert be read again, so the
+    count is distinct + such boundaries (MLX Metal `gather_qmm_rhs`, 16-row tiles).
     """
-    ends = np.cumsum(load.rows, dtype=np.int64)
-    used = load.rows > 0
-    starts, lasts = (ends - load.rows)[used], ends[used] - 1
-    return int((lasts // tile_rows - starts // tile_rows + 1).sum())
+    ends = np.cumsum(rows, axis=-1, dtype=np.int64)
+    tiles = (ends - 1) // tile_rows - (ends - rows) // tile_rows + 1
+    return np.asarray(np.where(rows > 0, tiles, 0).sum(axis=-1))
 
 
-def sorts(path: PathSpec, slots: int, experts: int) -> bool:
+def sorts(path: PathSpec, slots: npt.ArrayLike, experts: int) -> npt.NDArray[np.bool_]:
     """Whether a path that shares planes only on long sorted lists does so here (`PathSpec.sorted_from`)."""
-    return path.sorted_from is None or (slots >= path.sorted_from[0] and slots // experts >= path.sorted_from[1])
+    count = np.asarray(slots)
+    if path.sorted_from is None:
+        return np.ones(count.shape, dtype=bool)
+    return np.asarray((count >= path.sorted_from[0]) & (count // experts >= path.sorted_from[1]))
+
+
+def tile_counts(path: PathSpec, rows: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Tiles (= plane reads) and padded rows [...] of a path on rows per expert [..., experts]."""
+    slots = rows.sum(axis=-1, dtype=np.int64)
+    if path.reuse == "slot":
+        return slots, np.zeros_like(slots)
+    if path.reuse == "distinct":
+        distinct = np.count_nonzero(rows, axis=-1)
+        return np.asarray(distinct, dtype=np.int64), np.zeros_like(slots)
+    if path.runs:
+        tiles = run_reads(rows, path.block_rows)
+    else:
+        tiles = np.asarray((-(-rows // path.block_rows)).sum(axis=-1, dtype=np.int64))
+    shared = sorts(path, slots, rows.shape[-1])
+    padded = tiles * path.block_rows - slots
+    return np.where(shared, tiles, slots), np.where(shared, padded, 0)
 
 
 def tiles_of(path: PathSpec, load: ExpertLoad) -> tuple[int, int]:
-    """Tiles (= plane reads) and padded rows of a path on a load."""
-    if path.reuse == "slot" or not sorts(path, load.slots, load.experts):
-        return load.slots, 0
-    if path.reuse == "distinct":
-        return load.distinct, 0
-    if path.runs:
-        reads = run_reads(load, path.block_rows)
-        return reads, reads * path.block_rows - load.slots
-    table = BlockTable.of(load, path.block_rows)
-    return table.count, table.padded_rows
+    """Tiles (= plane reads) and padded rows of a path on one load."""
+    tiles, padded = tile_counts(path, load.rows)
+    return int(tiles), int(padded)
