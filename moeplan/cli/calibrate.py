@@ -2,6 +2,7 @@
 
 import typer
 
+from moeplan.cli.accuracy import accuracy
 from moeplan.cli.calibrate_fit import register_fit
 from moeplan.cli.calibrate_run import run
 
@@ -12,3 +13,4 @@ def register(app: typer.Typer) -> None:
     calibrate.command("run")(run)
     register_fit(calibrate)
     app.add_typer(calibrate, name="calibrate")
+    app.command("accuracy")(accuracy)

@@ -1,4 +1,4 @@
-"""`calibrate fit`, `calibrate show` and `accuracy`: from journals to fits, and what they are worth."""
+"""`calibrate fit` and `calibrate show`: from journals to fits."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,7 +29,7 @@ def fit(
     from moeplan.cost.calibrate import write_fits
 
     documents = []
-    for directory in _directories(target, store(calibration=calibration)):
+    for directory in calibration_folders(target, store(calibration=calibration)):
         path = write_fits(directory)
         document = read_json(path)
         documents.append({"file": str(path)} | document)
@@ -84,7 +84,7 @@ def show(
     table(["path", "runner", "form", "held-out mean", "p90", "tokens"], fits)
 
 
-def _directories(target: str, where: Store) -> list[Path]:
+def calibration_folders(target: str, where: Store) -> list[Path]:
     """The folders of journals meant by a path or a device's name."""
     given = Path(target)
     roots = [given] if given.is_dir() else [folder / target for folder in where.folders("calibration")]

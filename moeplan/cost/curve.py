@@ -47,6 +47,13 @@ class Curve:
     pieces: tuple[Piece, ...]
     nodes: tuple[tuple[float, float, float], ...] = ()
 
+    @property
+    def describe(self) -> str:
+        """The law as text; two pieces with the tokens where they meet."""
+        first, *rest = self.pieces
+        text = first.law.form.name + "".join(f"; from {piece.first} tokens: {piece.law.form.name}" for piece in rest)
+        return f"({text}) * leftovers" if self.nodes else text
+
     def seconds(self, tokens: Array, points: Array) -> Array:
         """Seconds [n]. Between two pieces, where no count was measured, the laws are blended linearly in tokens."""
         total = np.zeros(len(tokens))

@@ -53,9 +53,7 @@ class Fit:
     @property
     def form(self) -> str:
         """The law as text; two pieces with the tokens where they meet."""
-        first, *rest = self.curve.pieces
-        text = first.law.form.name + "".join(f"; from {piece.first} tokens: {piece.law.form.name}" for piece in rest)
-        return f"({text}) * leftovers" if self.curve.nodes else text
+        return self.curve.describe
 
     def estimate(self, drivers: Drivers, extrapolate: bool = False) -> Estimate:
         """Seconds of one layer with its 90 % band; between two pieces the band reaches over both.
@@ -144,7 +142,7 @@ def fit_path(samples: Sequence[Sample], read_bandwidth: float | None = None) -> 
         raise MoeplanError(f"fit: samples of one path and one shape are needed, not of {', '.join(paths) or 'none'}")
     kept = [sample for sample in samples if not sample.cache_resident]
     if len({sample.tokens for sample in kept}) < 3:
-        kept = list(samples)
+        kept = sorted(samples, key=lambda sample: not sample.cache_resident)
     table = table_of(kept)
     if len(table.counts) < 3:
         raise MoeplanError(f"fit: path {paths[0]}: {len(table.counts)} token counts, at least 3 are needed")
@@ -211,6 +209,8 @@ def _finished(curve: Curve, table: Table) -> Curve:
 
 def _warnings(samples: Sequence[Sample], table: Table, bandwidth: float | None) -> list[str]:
     found = []
+    if samples[0].cache_resident:
+        found.append("too few samples read their weights from memory: cache-resident ones were fitted too")
     if np.ptp(table.points[:, 1] / table.points[:, 2]) < 0.01:
         found.append("slots and distinct experts never differ in these samples: the regime is not identified")
     if bandwidth:
