@@ -27,7 +27,7 @@ TABLES = {
     ),
     "qwen3-30b-fp8-h100-pr": (
         (128, 8),
-        (40.44, 56.15, 78.10, 118.64, 164.64, 193.48, 210.07, 230.59, 237.26, 244.33, 247.67, 262.38),
+        (40.44, 56.15, 78.10, 118.64, 164.64, 193.48, 210.07, 230.59, 237.26, 244.33, 247.67),
         (28.4, 1673, 0.019),
     ),
     "qwen3-30b-bf16-a100": (
@@ -55,10 +55,10 @@ def test_affine_fit_in_distinct_experts(name: str) -> None:
     ]
     table = table_of(arms)
     law = solve(Form(("distinct",)), table.points, table.seconds)
-    assert law.coefficients[0] * 1e6 == pytest.approx(constant_us, rel=0.02)
-    assert law.coefficients[1] * 1e9 == pytest.approx(slope_ns, rel=0.015)  # the range fitted is not stated for all
+    assert law.coefficients[0] * 1e6 == pytest.approx(constant_us, abs=0.05)
+    assert law.coefficients[1] * 1e9 == pytest.approx(slope_ns, rel=0.0005)
     off = np.abs(law.seconds(table.points) / table.seconds - 1)
-    assert off.mean() == pytest.approx(error, abs=0.003)
+    assert off.mean() == pytest.approx(error, abs=0.0006)
     fit = fit_path(arms)
     errors = dict(fit.candidates)
     assert "distinct" in fit.drivers
