@@ -1,5 +1,6 @@
 """Where a number comes from, and what must agree before two sets of numbers may be mixed."""
 
+import hashlib
 import platform
 import subprocess
 from importlib import metadata
@@ -23,9 +24,18 @@ def commit() -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    """The host facts every calibration run records: python, system, processor, commit."""
+    """The host facts every calibration run records: python, system, processor, commit, digest of this code."""
     system = {"python": platform.python_version(), "system": platform.platform(), "processor": platform.machine()}
-    return system | commit()
+    return system | commit() | {"source_sha256": source_digest()}
+
+
+def source_digest() -> str:
+    """SHA-256 over moeplan's own Python files: tells which code measured where no commit can be asked."""
+    digest = hashlib.sha256()
+    root = Path(__file__).resolve().parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 def disagreements(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
