@@ -2,16 +2,18 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moeplan.cost.model import Estimate
+from moeplan.cost.model import Estimate, weakest
 from moeplan.planning.gates import Chain, Choice, Gain, Table, gain, total
 from moeplan.planning.prices import Assumption, Prices
 from moeplan.planning.span import LayerGroup
 
 LADDER = 64  # decode batches that are listed one by one
+_NUMBER = re.compile(r"\d+")
 _NONE = Gain(0.0, 0.0, 0.0, ())
 
 
@@ -40,7 +42,9 @@ def keys(
 ) -> dict[str, Any]:
     """What must agree for the plan to hold."""
     first = groups[0].calibration
-    timed = [(sample.path, sample.config_hash) for group in groups for sample in group.calibration.samples]
+    samples = [sample for group in groups for sample in group.calibration.samples]
+    timed = [(sample.path, sample.config_hash) for sample in samples]
+    seen = [(sample.path, sample.signature) for sample in samples]
     fits = [group.calibration.fits[path] for group in groups for path in paths if path in group.calibration.fits]
     text = json.dumps([fit.to_dict() for fit in fits], sort_keys=True)
     return {
@@ -56,6 +60,7 @@ def keys(
         "shape": first.shape.to_dict(),
         "layers": [group.layers for group in groups],
         "config_hashes": {path: sorted({found for name, found in timed if name == path} - {""}) for path in paths},
+        "signatures": {path: templates(found for name, found in seen if name == path) for path in paths},
         "routing": assumption.routing.name,
         "cohort": assumption.cohort,
         "seed": assumption.seed,
@@ -115,6 +120,7 @@ def gate_row(found: Findings, number: int) -> dict[str, Any]:
         "comparison": ">=",
         "default": gate.threshold,
         "recommended": chosen,
+        "default_tokens": None if gate.threshold is None else gate.first_tokens(gate.threshold, chain.shape),
         "first_tokens": None if chosen is None else gate.first_tokens(chosen, chain.shape),
         "below": gate.below,
         "above": gate.above,
@@ -124,6 +130,7 @@ def gate_row(found: Findings, number: int) -> dict[str, Any]:
         "break_even": None if even is None else even * a_token[gate.variable],
         "break_even_tokens": even,
         "reason": _reason(found, number),
+        "stakes": _stakes(found, number),
         "robustness": [_robust(move, number) for move in found.moves],
         "evidence": _evidence(found, number),
         "source": gate.source,
@@ -158,6 +165,28 @@ def break_even(fits: Prices, below: str, above: str) -> float | None:
             found = last[0] + (tokens - last[0]) * -last[1] / (lead - last[1])
         last = tokens, lead
     return found
+
+
+def templates(signatures: Iterable[str]) -> list[str]:
+    """Signatures of one path with `#` for every number that changes with the arm; numbers that never do are kept.
+
+    >>> templates(["tile 16, grid 4", "tile 16, grid 8"])
+    ['tile 16, grid #']
+    """
+    found: dict[str, list[list[str]]] = {}
+    for signature in sorted({*signatures} - {""}):
+        found.setdefault(_NUMBER.sub("#", signature), []).append(_NUMBER.findall(signature))
+    lines = []
+    for plain, numbers in sorted(found.items()):
+        kept = [column[0] if len(set(column)) == 1 else "#" for column in zip(*numbers, strict=True)]
+        parts = plain.split("#")
+        lines.append(parts[0] + "".join(number + part for number, part in zip(kept, parts[1:], strict=True)))
+    return lines
+
+
+def fits_template(signature: str, template: str) -> bool:
+    """Whether a signature is one of those that a template stands for."""
+    return re.fullmatch(r"\d+".join(re.escape(part) for part in template.split("#")), signature) is not None
 
 
 def _gain(found: Gain) -> dict[str, Any]:
@@ -198,6 +227,21 @@ def _evidence(found: Findings, number: int) -> list[dict[str, Any]]:
             row = {"tokens": tokens, "value": gate.value(tokens, found.chain.shape)}
             sides = {"below": _time(below), "above": _time(above)}
             rows.append(row | sides | {"gain": below.seconds / above.seconds - 1})
+    return rows
+
+
+def _stakes(found: Findings, number: int) -> list[dict[str, Any]]:
+    """Where the default runs the slower side: gain, and share of the time saved, by running the other one."""
+    gate, rows = found.chain.gates[number], []
+    for row in _evidence(found, number):
+        passed = gate.threshold is not None and row["value"] >= gate.threshold
+        slow, fast = (row["above"], row["below"]) if passed else (row["below"], row["above"])
+        if fast["seconds"] < slow["seconds"]:
+            gained = {"gain": slow["seconds"] / fast["seconds"] - 1, "saving": 1 - fast["seconds"] / slow["seconds"]}
+            source = weakest(slow["source"], fast["source"])
+            rows.append(
+                {"tokens": row["tokens"], "path": gate.below if passed else gate.above, "source": source} | gained
+            )
     return rows
 
 
