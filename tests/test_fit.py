@@ -15,6 +15,7 @@ from moeplan.cost.fit import Fit, drivers_of, fit_path
 from moeplan.cost.forms import FORMS, Form, Law, solve
 from moeplan.cost.holdout import band_of
 from moeplan.cost.model import Drivers
+from moeplan.cost.samples import Sample
 from moeplan.errors import MoeplanError
 from tests.cost_samples import COUNTS, TOP_K, distinct, sample, samples, shape
 
@@ -208,10 +209,42 @@ def test_every_form_recovers_itself(form: Form) -> None:
     rng = np.random.default_rng(0)
     points = np.stack([np.ones(60), *rng.uniform(1, 100, (3, 60))], axis=1)
     wanted = [2.0] + [0.5 if name in form.drivers else 0.0 for name in ("distinct", "slots", "blocks")]
-    truth = Law(form, tuple(wanted), 3.0 if form.smooth else 1.0)  # type: ignore[arg-type]
+    floor = 60.0 * 1.06**2 if form.host else 0.0
+    truth = Law(form, tuple(wanted), 3.0 if form.smooth else 1.0, floor)  # type: ignore[arg-type]
     found = solve(form, points, truth.seconds(points))
     assert np.allclose(found.seconds(points), truth.seconds(points), rtol=2e-3)
     assert found.power == truth.power
+
+
+def test_host_floor_is_found() -> None:
+    counts = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
+    fit = fit_path(samples(lambda n, u, s: max(120e-6, 30e-6 + 2e-6 * s), counts, noise=0.003))
+    law = fit.curve.pieces[0].law
+    assert law.form == Form(("slots",), host=True)
+    assert law.floor == pytest.approx(120e-6, rel=0.03)
+    assert law.coefficients[2] == pytest.approx(2e-6, rel=0.01)
+    assert law.coefficients[0] == pytest.approx(30e-6, rel=0.05)
+
+
+def noisy(tokens: int, factor: float) -> list[Sample]:
+    """Five rounds that scatter by 12 % around `factor` times the law, or by 0.4 % around the law."""
+    wide = (0.82, 0.9, 1.0, 1.1, 1.18) if factor != 1 else (0.994, 0.997, 1.0, 1.003, 1.006)
+    wobble = tuple(factor * one for one in wide)
+    return [sample("gather", tokens, r, 20e-6 + 2e-6 * 8 * tokens, wobble=wobble) for r in ("uniform", "identical")]
+
+
+def test_noisy_counts_weigh_less_and_get_a_wider_band() -> None:
+    loud, quiet = {1: 1.2, 2: 0.85, 3: 1.1}, (4, 6, 8, 12, 16, 24, 32, 64)
+    arms = [one for tokens, factor in loud.items() for one in noisy(tokens, factor)]
+    arms += [one for tokens in quiet for one in noisy(tokens, 1.0)]
+    fit = fit_path(arms)
+    assert fit.form == "a + c*slots"
+    assert coefficients(fit)[2] == pytest.approx(2e-6, rel=0.01)
+    assert coefficients(fit)[0] == pytest.approx(20e-6, rel=0.06)
+    (low, high), (least, most) = fit.band_at(2), fit.band_at(24)
+    assert high - low > 2 * (most - least)
+    between = fit.band_at(5)
+    assert between == pytest.approx(fit.band_at(4), rel=0.2)
 
 
 def measured_rows(system: str, version: str, dtype: str, model: str) -> list[dict[str, str]]:

@@ -14,7 +14,7 @@ import numpy as np
 from moeplan.cost.calibrate import journals, read_journal
 from moeplan.cost.choose import choose, whole
 from moeplan.cost.curve import Mask, Table
-from moeplan.cost.fit import table_of
+from moeplan.cost.fit import in_order, table_of
 from moeplan.cost.forms import Array, Form
 from moeplan.cost.holdout import band_of, interior, left_out, relative_errors, summary
 from moeplan.cost.samples import Sample
@@ -82,7 +82,7 @@ def _judge_all(directory: Path) -> list[Judged]:
 
 
 def _judge(labels: dict[str, Any], samples: list[Sample]) -> Judged:
-    ordered = sorted(samples, key=lambda sample: (sample.tokens, sample.routing, sample.seed, sample.arm))
+    ordered = in_order(samples)
     table = table_of(ordered)
     choice = choose(table)
     routings = tuple(sample.routing for sample in ordered)
@@ -95,8 +95,9 @@ def _judge(labels: dict[str, Any], samples: list[Sample]) -> Judged:
     for count in table.counts:
         out = table.tokens == count
         low, high = band_of(table.where(~out), choice.residuals[~out]) if len(table.counts) > 3 else (np.nan, np.nan)
-        covered[out] = (choice.residuals[out] >= low) & (choice.residuals[out] <= high)
-        half[out] = (high - low) / 2
+        even = choice.residuals[out] / table.scale[out]
+        covered[out] = (even >= low) & (even <= high)
+        half[out] = (high - low) / 2 * table.scale[out]
     form = choice.curve.describe
     return Judged(labels, form, table, routings, choice.residuals, baselines, covered, half)
 

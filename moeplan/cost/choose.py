@@ -29,7 +29,7 @@ def whole(form: Form) -> Fitter:
     """Fits one form to everything."""
 
     def fitter(table: Table) -> Curve:
-        law = solve(form, table.points, table.seconds)
+        law = solve(form, table.points, table.seconds, table.weights)
         return Curve((Piece(int(table.tokens.min()), int(table.tokens.max()), law),))
 
     return fitter
@@ -47,7 +47,7 @@ def _supported(form: Form, table: Table) -> bool:
     for i, column in enumerate(columns):
         if any(np.ptp(column / other) < 1e-3 * (column / other).max() for other in columns[:i]):
             return False
-    spare = len(table.counts) if form.smooth else len(np.unique(table.points, axis=0))
+    spare = len(table.counts) if form.smooth or form.host else len(np.unique(table.points, axis=0))
     return form.parameters <= max(2, spare // 2)
 
 
@@ -69,14 +69,16 @@ def _side(table: Table) -> tuple[float, Piece]:
     best: tuple[float, Law] | None = None
     n = len(table.tokens)
     for form in FORMS:
-        if form.smooth or not _supported(form, table):
+        if form.smooth or form.host or not _supported(form, table):
             continue
-        law = solve(form, table.points, table.seconds)
-        cost = n * np.log(loss(law, table.points, table.seconds) / n + 1e-12) + form.parameters * np.log(n)
+        law = solve(form, table.points, table.seconds, table.weights)
+        cost = n * np.log(loss(law, table.points, table.seconds, table.weights) / n + 1e-12) + form.parameters * np.log(
+            n
+        )
         if best is None or cost < best[0]:
             best = float(cost), law
     if best is None:
-        best = 1e9, solve(FORMS[1], table.points, table.seconds)
+        best = 1e9, solve(FORMS[0], table.points, table.seconds, table.weights)
     return best[0], Piece(int(table.tokens.min()), int(table.tokens.max()), best[1])
 
 
@@ -86,7 +88,7 @@ def choose(table: Table) -> Choice:
     if len(np.unique(table.tokens[judged])) < _FEWEST:
         judged = np.ones(len(table.tokens), dtype=bool)
     tried = [(form, left_out(whole(form), table)) for form in applicable(table)]
-    error = {form: float(relative_errors(residuals)[judged].mean()) for form, residuals in tried}
+    error = {form: weighted_error(table, judged, residuals) for form, residuals in tried}
     tried.sort(key=lambda row: (row[0].parameters, round(error[row[0]], 9)))
     form, residuals = tried[0]
     for other, others in tried[1:]:
@@ -99,10 +101,15 @@ def choose(table: Table) -> Choice:
             continue
         attempt = rival or leftover(fitter)
         others = left_out(attempt, table)
-        candidates.append((name, float(relative_errors(others)[judged].mean())))
+        candidates.append((name, weighted_error(table, judged, others)))
         if clearly_better(table, judged, (others, residuals), _MORE):
             fitter, residuals = attempt, others
     return Choice(fitter(table), residuals, tuple(candidates))
+
+
+def weighted_error(table: Table, judged: Mask, residuals: Array) -> float:
+    """Mean held-out error, noisy points counting less."""
+    return float(np.average(relative_errors(residuals)[judged], weights=table.weights[judged]))
 
 
 def clearly_better(
@@ -112,7 +119,7 @@ def clearly_better(
     margin: tuple[float, float],
 ) -> bool:
     """Whether the first residuals beat the second by the margin (share, step) and by a standard error over folds."""
-    first, second = (relative_errors(one) for one in residuals)
+    first, second = (relative_errors(one) * table.weights / table.weights[judged].mean() for one in residuals)
     folds = [judged & (table.tokens == count) for count in np.unique(table.tokens[judged])]
     old = np.array([second[fold].mean() for fold in folds])
     gain = old - np.array([first[fold].mean() for fold in folds])

@@ -12,20 +12,35 @@ Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Points of one path: tokens [n], points [n, 4] in forms.COLUMNS order, seconds [n]."""
+    """Points of one path: tokens [n], points [n, 4] in forms.COLUMNS order, seconds [n].
+
+    noise [n]: expected relative error of a point, repeats and misfit together; all alike where left out.
+    """
 
     tokens: Array
     points: Array
     seconds: Array
+    noise: Array | None = None
 
-    def where(self, mask: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> "Table":
+    def where(self, mask: Mask) -> "Table":
         """The rows of a mask [n]."""
-        return Table(self.tokens[mask], self.points[mask], self.seconds[mask])
+        noise = None if self.noise is None else self.noise[mask]
+        return Table(self.tokens[mask], self.points[mask], self.seconds[mask], noise)
 
     @property
     def counts(self) -> Array:
         """Different token counts, ascending."""
         return np.unique(self.tokens)
+
+    @property
+    def scale(self) -> Array:
+        """Noise over its median [n]."""
+        return np.ones(len(self.tokens)) if self.noise is None else self.noise / np.median(self.noise)
+
+    @property
+    def weights(self) -> Array:
+        """On relative errors [n]: least noise over noise."""
+        return np.asarray(self.scale.min() / self.scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +131,7 @@ def leftover(fitter: Fitter) -> Fitter:
         curve = fitter(table)
         left = np.log(table.seconds / curve.seconds(table.tokens, table.points))
         place = _place(table.tokens, table.points)
-        weights = np.linalg.solve(_kernel(place, place) + np.eye(len(left)), left)
+        weights = np.linalg.solve(_kernel(place, place) + np.diag(table.weights**-2), left)
         rows = [(float(t), float(u), float(w)) for (t, u), w in zip(place, weights, strict=True)]
         return Curve(curve.pieces, tuple(rows))
 

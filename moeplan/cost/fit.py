@@ -17,6 +17,8 @@ from moeplan.cost.samples import Sample
 from moeplan.errors import MoeplanError
 from moeplan.traffic.path import parse_path
 
+_MISFIT = 0.02  # what a law is off by without any noise; assumed, keeps quiet points from outweighing all others
+
 
 @dataclass(frozen=True, slots=True)
 class Fit:
@@ -25,7 +27,8 @@ class Fit:
     curve: one law, or two that meet at a path switch, perhaps with leftovers.
     holdout: errors at interior token counts, each predicted without any sample of that count; end_points: those of
     the smallest and largest count, which is extrapolation. band: 5 % and 95 % quantile of measured / predicted - 1
-    on held-out samples. valid: token counts; distinct: experts, both as seen.
+    on held-out samples, at median noise; scale: (tokens, noise there over the median). valid: token counts;
+    distinct: experts, both as seen.
     cache_resident: samples left out because their weights fit in the last-level cache.
     """
 
@@ -40,6 +43,7 @@ class Fit:
     holdout: Errors
     end_points: Errors
     band: tuple[float, float]
+    scale: tuple[tuple[int, float], ...]
     spread: float
     candidates: tuple[tuple[str, float], ...]
     warnings: tuple[str, ...] = ()
@@ -55,6 +59,12 @@ class Fit:
         """The law as text; two pieces with the tokens where they meet."""
         return self.curve.describe
 
+    def band_at(self, tokens: float) -> tuple[float, float]:
+        """The band at that token count: wider where repeats scatter more, linear in log tokens between counts."""
+        counts, scales = zip(*self.scale, strict=True)
+        factor = float(np.interp(math.log(tokens), np.log(counts), scales))
+        return max(self.band[0] * factor, -0.9), self.band[1] * factor
+
     def estimate(self, drivers: Drivers, extrapolate: bool = False) -> Estimate:
         """Seconds of one layer with its 90 % band; between two pieces the band reaches over both.
 
@@ -65,13 +75,15 @@ class Fit:
         seconds, least, most = self.curve.at(drivers.tokens, point(drivers))
         outside = self._outside(drivers)
         if not outside:
-            return Estimate(seconds, least * (1 + self.band[0]), most * (1 + self.band[1]), "fitted")
+            low, high = self.band_at(drivers.tokens)
+            return Estimate(seconds, least * (1 + low), most * (1 + high), "fitted")
         what, distance = outside
         if not extrapolate:
             raise MoeplanError(
                 f"path {self.path}: {what} is outside the calibrated range (extrapolation not asked for)"
             )
-        wide = max(-self.band[0], self.band[1], self.end_points.max) * (1 + 2 * math.log2(distance))
+        low, high = self.band_at(drivers.tokens)
+        wide = max(-low, high, self.end_points.max) * (1 + 2 * math.log2(distance))
         return Estimate(seconds, seconds / (1 + wide), seconds * (1 + wide), "extrapolated")
 
     def _outside(self, drivers: Drivers) -> tuple[str, float] | None:
@@ -103,6 +115,7 @@ class Fit:
             "holdout": self.holdout.to_dict(),
             "end_points": self.end_points.to_dict(),
             "band": list(self.band),
+            "scale": [list(node) for node in self.scale],
             "spread": self.spread,
             "candidates": [{"form": form, "holdout_mean": error} for form, error in self.candidates],
             "warnings": list(self.warnings),
@@ -126,6 +139,7 @@ class Fit:
             Errors(**data["holdout"]),
             Errors(**data["end_points"]),
             (data["band"][0], data["band"][1]),
+            tuple((int(tokens), scale) for tokens, scale in data["scale"]),
             data["spread"],
             tuple((row["form"], row["holdout_mean"]) for row in data["candidates"]),
             tuple(data["warnings"]),
@@ -162,6 +176,7 @@ def fit_path(samples: Sequence[Sample], read_bandwidth: float | None = None) -> 
         holdout=summary(errors[inner]),
         end_points=summary(errors[ends]),
         band=band_of(table, choice.residuals, spread),
+        scale=tuple((int(n), round6(table.scale[table.tokens == n][0])) for n in table.counts),
         spread=round6(spread),
         candidates=tuple((form, round6(error)) for form, error in choice.candidates),
         warnings=tuple(_warnings(kept, table, read_bandwidth)),
@@ -185,16 +200,32 @@ def drivers_of(sample: Sample) -> Drivers:
 
 
 def table_of(samples: Sequence[Sample]) -> Table:
-    """Points and median layer seconds. Raises MoeplanError for a time that is not positive."""
+    """Points, median layer seconds and their noise. Raises MoeplanError for a time that is not positive."""
     for sample in samples:
         if not sample.median > 0:
             raise MoeplanError(f"arm {sample.arm}: median layer time {sample.median:.3g} s is not positive")
-    ordered = sorted(samples, key=lambda sample: (sample.tokens, sample.routing, sample.seed, sample.arm))
+    ordered = in_order(samples)
+    scatter = {
+        count: statistics.median(_scatter(sample) for sample in ordered if sample.tokens == count)
+        for count in {sample.tokens for sample in ordered}
+    }
     return Table(
         np.array([float(sample.tokens) for sample in ordered]),
         np.array([point(drivers_of(sample)) for sample in ordered]),
         np.array([sample.median for sample in ordered]),
+        np.array([math.hypot(scatter[sample.tokens], _MISFIT) for sample in ordered]),
     )
+
+
+def in_order(samples: Sequence[Sample]) -> list[Sample]:
+    """The order of a table's rows: by tokens, routing, seed, arm."""
+    return sorted(samples, key=lambda sample: (sample.tokens, sample.routing, sample.seed, sample.arm))
+
+
+def _scatter(sample: Sample) -> float:
+    """Relative standard deviation of a sample's median: 1.2533 sigma / sqrt(n), sigma = half the interquartile range
+    over 0.6745 (normal distribution)."""
+    return 1.2533 / 0.6745 * sample.spread / sample.median / math.sqrt(len(sample.long_s))
 
 
 def _finished(curve: Curve, table: Table) -> Curve:
@@ -202,7 +233,7 @@ def _finished(curve: Curve, table: Table) -> Curve:
     pieces = []
     for piece in curve.pieces:
         own = table.where((table.tokens >= piece.first) & (table.tokens <= piece.last))
-        law = law_from_dict(with_errors(piece.law, own.points, own.seconds).to_dict())
+        law = law_from_dict(with_errors(piece.law, own.points, own.seconds, own.weights).to_dict())
         pieces.append(Piece(piece.first, piece.last, law))
     return Curve(tuple(pieces), tuple((round6(t), round6(u), round6(weight)) for t, u, weight in curve.nodes))
 

@@ -53,13 +53,15 @@ def summary(errors: Array) -> Errors:
 
 
 def band_of(table: Table, residuals: Array, spread: float = 0.0) -> tuple[float, float]:
-    """5 % and 95 % of held-out residuals as order statistics of n + 1; never narrower than the repeat spread.
+    """5 % and 95 % of held-out residuals over their point's `scale`, as order statistics of n + 1.
 
-    Interior token counts only, where there are at least eight residuals. Fewer than 19 residuals cannot hold a
-    5 % tail: the band is then at least Student's t (folds - 1 degrees of freedom) times their root mean square.
+    To be multiplied by the scale of the tokens asked for; never narrower than the repeat spread. Interior token
+    counts only, where there are at least eight residuals. Fewer than 19 residuals cannot hold a 5 % tail: the band is
+    then at least Student's t (folds - 1 degrees of freedom) times their root mean square.
     """
-    inner = residuals[interior(table)]
-    used = inner if len(inner) >= 8 else residuals
+    even = residuals / table.scale
+    inner = even[interior(table)]
+    used = inner if len(inner) >= 8 else even
     ordered, n = np.sort(used), len(used)
     low = float(ordered[max(math.floor((n + 1) * 0.05), 1) - 1])
     high = float(ordered[min(math.ceil((n + 1) * 0.95), n) - 1])
@@ -68,4 +70,4 @@ def band_of(table: Table, residuals: Array, spread: float = 0.0) -> tuple[float,
 
         wide = float(stdtrit(max(len(table.counts) - 1, 1), 0.95) * math.sqrt(float((used**2).mean())))
         low, high = min(low, -wide), max(high, wide)
-    return round6(max(min(low, -spread), -0.99)), round6(max(high, spread))
+    return round6(max(min(low, -spread), -0.9)), round6(max(high, spread))
