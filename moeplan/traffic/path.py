@@ -33,9 +33,9 @@ class PathSpec:
         return self.dispatches + self.dispatches_per_token * tokens
 
 
-# Launch counts: mlx-lm SwitchGLU (three gather_qmm, the compiled activation, the weighted sum over k; sorting adds
-# two argsorts, two row gathers and one un-sort); mlxcel's fused kernel (two launches and a sum); moeplan's own
-# Triton kernels (kernels/triton_*.py).
+# Launch counts, the weighted sum over k counted as one in each: mlx-lm SwitchGLU (three gather_qmm, the compiled
+# activation, the sum; sorting adds two argsorts, two row gathers and one un-sort); mlxcel's fused kernel (two launches
+# and the sum, for each token where it serves one at a time); moeplan's Triton `grouped` (align, gate and up, down, sum).
 _FIXED = {
     "gather": PathSpec("gather", "slot", 5),
     "gather_sorted": PathSpec("gather_sorted", "block", 10, 16, sorted_from=(16, 4), runs=True),
