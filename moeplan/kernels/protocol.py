@@ -34,6 +34,9 @@ class Kernel(Protocol):
 
     `run` may return the seconds that its own device clock saw; where it returns None the runner's wall clock
     around the call counts, so `run` must not return before the work is finished.
+
+    Optional attributes: `batch_invariant` (bool: each row has the bits of that row run alone; kept in the journal),
+    `has_reference` (False for a chain that computes no experts: parity is then not checked) and `version` (str).
     """
 
     name: str

@@ -29,8 +29,8 @@ Progress = Callable[[int, int, str], None]
 def describe(spec: RunnerSpec) -> dict[str, Any]:
     """What the child says of itself: `paths`, `engine_version`, `device`.
 
-    A program that declines leaves `paths` empty and `engine_version` as the spec has it, or `local`. Raises
-    MoeplanError where the program cannot be started, or a built-in runner lacks its packages.
+    A program that does not say leaves `paths` empty, `engine_version` as the spec has it, or `local`, and the host
+    as its device. Raises MoeplanError where the program cannot be started, or a runner lacks its packages.
     """
     with Child(spec.argv(), spec.timeout_s) as child:
         return _describe(spec, child)
@@ -205,7 +205,7 @@ def _describe(spec: RunnerSpec, child: Child) -> dict[str, Any]:
     return {
         "paths": [str(path) for path in paths] if isinstance(paths, list) else [],
         "engine_version": spec.engine_version or str(answer.get("engine_version") or "local"),
-        "device": answer.get("device"),
+        "device": answer.get("device") or host(),
     }
 
 

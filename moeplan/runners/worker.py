@@ -131,7 +131,7 @@ def built_in(runner: str, kernel: str) -> Worker:
     else:
         found = named(kernel)
         kernels = {found.name: lambda: found}
-        facts = {"engine_version": str(getattr(found, "version", "local")), "device": "local"}
+        facts = {"engine_version": str(getattr(found, "version", "local"))}
     return Worker(runner, kernels, facts)
 
 
