@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from moeplan.planning.words import listed
 from moeplan.store import write_json, write_text
 from moeplan.units import percent, seconds
 
@@ -169,9 +169,11 @@ def stakes(gate: Mapping[str, Any]) -> str:
     first, last = (gate["evidence"][i]["tokens"] for i in (0, -1))
     if not gate["stakes"]:
         return f"At {first}..{last} tokens the default always runs the faster of the two."
+    grouped: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in gate["stakes"]:
+        grouped.setdefault((row["path"], row["source"]), []).append(row)
     clauses = []
-    for (path, source), run in groupby(gate["stakes"], key=lambda row: (row["path"], row["source"])):
-        rows = list(run)
+    for (path, source), rows in grouped.items():
         sizes = _tokens([row["tokens"] for row in rows])
         gain, saving = (_span([row[key] for row in rows]) for key in ("gain", "saving"))
         how = "fitted, not measured" if source == "fitted" else source
@@ -194,10 +196,7 @@ def _near(gate: Mapping[str, Any]) -> set[int]:
 
 
 def _tokens(tokens: Sequence[int]) -> str:
-    shown = [str(count) for count in tokens]
-    if len(shown) > 3:
-        shown = [f"{shown[0]}..{shown[-1]}" if tokens[-1] - tokens[0] == len(tokens) - 1 else ", ".join(shown)]
-    return f"{', '.join(shown)} token{'' if list(tokens) == [1] else 's'}"
+    return f"{listed(tokens)} token{'' if list(tokens) == [1] else 's'}"
 
 
 def _limit(threshold: int | None) -> str:

@@ -1,5 +1,6 @@
 """Thresholds of a chain of gates over a mix of step sizes: which path runs, what it costs, which choice is best."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -152,34 +153,48 @@ class Gain:
 
 
 def gain(chain: Chain, table: Table, default: Thresholds, chosen: Thresholds) -> Gain:
-    """Compare two settings. Errors of one path are fully correlated, those of different paths free of each other:
-    the band spans all combinations of every path at its low or its high end. Steps that one of the two settings
-    sends to a path without a price there do not count.
+    """Compare two settings over the steps that they send to different paths.
+
+    Errors of one path's fit are fully correlated, those of its timed points are not, and different paths are free of
+    each other: the band spans all combinations of every path at its low or its high end. Steps that one of the two
+    settings sends to a path without a price there do not count.
     """
     sides = zip(chain.levels(default, table.tokens), chain.levels(chosen, table.tokens), strict=True)
-    old: list[tuple[float, str, Estimate]] = []
-    new: list[tuple[float, str, Estimate]] = []
+    old: dict[str, list[tuple[float, Estimate]]] = {}
+    new: dict[str, list[tuple[float, Estimate]]] = {}
     tokens = []
     for place, (before, after) in enumerate(sides):
         weight, (first, second) = table.weights[place], (chain.paths[before], chain.paths[after])
         one, other = table.times[first][place], table.times[second][place]
         if weight > 0 and before != after and one is not None and other is not None:
-            old.append((weight, first, one))
-            new.append((weight, second, other))
+            old.setdefault(first, []).append((weight, one))
+            new.setdefault(second, []).append((weight, other))
             tokens.append(table.tokens[place])
     if not tokens:
         return Gain(0.0, 0.0, 0.0, ())
-    paths = sorted({path for _, path, _ in old + new})
+    paths = sorted({*old, *new})
+    sums = [{path: _sum(rows) for path, rows in side.items()} for side in (old, new)]
 
-    def ratio(ends: Mapping[str, str]) -> float:
-        return _sum(old, ends) / _sum(new, ends) - 1
+    def ratio(ends: Sequence[int]) -> float:
+        over, under = (
+            sum(side[path][end] for path, end in zip(paths, ends, strict=True) if path in side) for side in sums
+        )
+        return over / under - 1
 
-    corners = [ratio(dict(zip(paths, ends, strict=True))) for ends in product(("low", "high"), repeat=len(paths))]
-    return Gain(ratio(dict.fromkeys(paths, "seconds")), min(corners), max(corners), tuple(tokens))
+    corners = [ratio(ends) for ends in product((0, 2), repeat=len(paths))]
+    return Gain(ratio([1] * len(paths)), min(corners), max(corners), tuple(tokens))
 
 
-def _sum(rows: Sequence[tuple[float, str, Estimate]], ends: Mapping[str, str]) -> float:
-    return sum(weight * float(getattr(time, ends[path])) for weight, path, time in rows)
+def _sum(rows: Sequence[tuple[float, Estimate]]) -> tuple[float, float, float]:
+    """Low end, middle and high end of a weighted sum of one path's times: bands of timed points add as roots of
+    squares, all others as they are."""
+    middle = sum(weight * time.seconds for weight, time in rows)
+    ends = []
+    for name in ("low", "high"):
+        off = [(weight * abs(float(getattr(time, name)) - time.seconds), time.source) for weight, time in rows]
+        together = sum(part for part, source in off if source != "measured")
+        ends.append(together + math.sqrt(sum(part**2 for part, source in off if source == "measured")))
+    return middle - ends[0], middle, middle + ends[1]
 
 
 def total(chain: Chain, table: Table, thresholds: Thresholds) -> float:

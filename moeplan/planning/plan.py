@@ -11,6 +11,7 @@ from moeplan.planning.gates import Chain, Table, choose
 from moeplan.planning.mix import Traffic, step_mix
 from moeplan.planning.prices import Assumption, Prices, price_all
 from moeplan.planning.span import LayerGroup
+from moeplan.planning.words import listed
 
 SCHEMA = "moeplan.plan/1"
 FLOOR = 0.02  # a change must gain this much at its low end: mlxcel's autotuner switch rule (#906)
@@ -92,24 +93,12 @@ def planned(chain: Chain, prices: Prices, mix: Mapping[int, int]) -> tuple[Table
     declines = []
     if lost := [t for t in mix if t not in table.tokens]:
         path = chain.paths[chain.level(chain.defaults, lost[0])]
-        share = f"{sum(mix[t] for t in lost)} of {sum(mix.values())} steps are not planned ({_list(lost)} rows)"
+        share = f"{sum(mix[t] for t in lost)} of {sum(mix.values())} steps are not planned ({listed(lost)} rows)"
         declines.append(Decline(path, f"{share}: {prices.missing[path, lost[0]]}"))
     for path in chain.paths:
         if gone := [t for t in table.tokens if (path, t) in prices.missing]:
-            declines.append(Decline(path, f"no choice at {_list(gone)} tokens: {prices.missing[path, gone[0]]}"))
+            declines.append(Decline(path, f"no choice at {listed(gone)} tokens: {prices.missing[path, gone[0]]}"))
     return table, tuple(declines)
-
-
-def _list(tokens: Sequence[int]) -> str:
-    """`9..16, 512`: runs of neighbours, the middle left out where there are many."""
-    runs: list[list[int]] = []
-    for count in tokens:
-        if runs and count == runs[-1][1] + 1:
-            runs[-1][1] = count
-        else:
-            runs.append([count, count])
-    words = [str(low) if low == high else f"{low}..{high}" for low, high in runs]
-    return ", ".join(words if len(words) <= 6 else [*words[:4], "...", words[-1]])
 
 
 def _move(chain: Chain, setting: Setting, mix: Mapping[int, int], other: Assumption) -> Move:

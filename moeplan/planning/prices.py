@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import comb
+from statistics import median
 
 import numpy as np
 
@@ -74,21 +76,45 @@ def layer_price(group: LayerGroup, path: str, tokens: int, assumption: Assumptio
     Where the path's time follows nothing but slots, a point of any routing is that point.
     """
     calibration = group.calibration
-    points = _points(group, path, tokens, assumption) if assumption.points else []
-    if points:
-        low, high = min(point.low for point in points), max(point.high for point in points)
-        middle = sum(point.seconds for point in points) / len(points)
-        return Estimate(middle, low, high, weakest(*(point.source for point in points)))
+    point = _point(group, path, tokens, assumption) if assumption.points else None
+    if point is not None:
+        return point
     drivers = mean_drivers(assumption, path, tokens, group.shape)
     return calibration.estimate(path, drivers, assumption.extrapolate)
 
 
-def _points(group: LayerGroup, path: str, tokens: int, assumption: Assumption) -> list[Estimate]:
-    fit = group.calibration.fits.get(path)
+def _point(group: LayerGroup, path: str, tokens: int, assumption: Assumption) -> Estimate | None:
+    """Median of all rounds with its band; below five rounds the band that the calibration gives its points."""
+    calibration = group.calibration
+    fit = calibration.fits.get(path)
     arms = [assumption.arm]
     if fit is not None and fit.drivers == ("slots",):
         arms += [arm for arm in fit.routings if arm != assumption.arm]
-    return [found for arm in arms if (found := group.calibration.measured(path, tokens, arm)) is not None]
+    points = [found for arm in arms if (found := calibration.measured(path, tokens, arm)) is not None]
+    if not points:
+        return None
+    values = [
+        seconds
+        for sample in calibration.samples
+        if (sample.path, sample.tokens) == (path, tokens) and sample.routing in arms and not sample.cache_resident
+        for seconds in sample.layer_seconds()
+    ]
+    edges = median_band(values) or (min(point.low for point in points), max(point.high for point in points))
+    return Estimate(median(values), *edges, weakest(*(point.source for point in points)))
+
+
+def median_band(values: Sequence[float]) -> tuple[float, float] | None:
+    """The narrowest pair of order statistics that holds the median with at least 90 %; None below five values.
+
+    The number of values below the true median is binomial with one half, whatever their distribution.
+    """
+    n = len(values)
+    outside = [sum(comb(n, below) for below in range(k + 1)) / 2**n for k in range(n)]
+    inside = [k for k in range(n // 2) if 2 * outside[k] <= 0.10]
+    if not inside:
+        return None
+    ordered = sorted(values)
+    return ordered[inside[-1]], ordered[n - 1 - inside[-1]]
 
 
 @dataclass(frozen=True, slots=True)
