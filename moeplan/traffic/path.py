@@ -35,7 +35,7 @@ class PathSpec:
 
 # Launch counts, the weighted sum over k counted as one in each: mlx-lm SwitchGLU (three gather_qmm, the compiled
 # activation, the sum; sorting adds two argsorts, two row gathers and one un-sort); mlxcel's fused kernel (two launches
-# and the sum, for each token where it serves one at a time); moeplan's Triton `grouped` (align, gate and up, down, sum).
+# and the sum, for each token where it serves one at a time); moeplan's Triton `grouped` (align, gate+up, down, sum).
 _FIXED = {
     "gather": PathSpec("gather", "slot", 5),
     "gather_sorted": PathSpec("gather_sorted", "block", 10, 16, sorted_from=(16, 4), runs=True),
