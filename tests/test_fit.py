@@ -175,6 +175,12 @@ def test_impossible_bandwidth_is_a_warning() -> None:
     assert not fit_path(arms, 7e12).warnings
 
 
+def test_constant_path_is_a_constant_and_reads_nothing() -> None:
+    fit = fit_path(samples(lambda n, u, s: 5e-6, noise=0.1, seed=2), 1e12)
+    assert (fit.form, fit.drivers, fit.warnings) == ("a", (), ())
+    assert coefficients(fit)[0] == pytest.approx(5e-6, rel=0.1)
+
+
 def test_regime_that_was_not_told_apart_is_said() -> None:
     fit = fit_path(samples(lambda n, u, s: 1e-6 + 1e-6 * s, counts=(1, 2, 4, 8), routings=("disjoint",)))
     assert any("not identified" in text for text in fit.warnings)

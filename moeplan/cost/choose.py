@@ -1,6 +1,7 @@
 """Which form a path follows: decided by leaving out whole token counts, every routing of that count together."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -51,11 +52,18 @@ def _supported(form: Form, table: Table) -> bool:
     return form.parameters <= max(2, spare // 2)
 
 
-def split(table: Table) -> Curve:
-    """Two pieces, cut where the information criterion is lowest; each side takes its best sum of terms."""
+def split(table: Table, near: int | None = None) -> Curve:
+    """Two pieces, cut where the information criterion is lowest; each side takes its best sum of terms.
+
+    near: look only at the five cuts about that token count.
+    """
     counts = table.counts
+    cuts = range(_FEWEST, len(counts) - _FEWEST + 1)
+    if near is not None:
+        middle = int(np.searchsorted(counts, near))
+        cuts = range(max(cuts.start, middle - 2), min(cuts.stop, middle + 3))
     best: tuple[float, Curve] | None = None
-    for cut in range(_FEWEST, len(counts) - _FEWEST + 1):
+    for cut in cuts:
         below = table.where(table.tokens < counts[cut])
         above = table.where(table.tokens >= counts[cut])
         (cost, left), (more, right) = _side(below), _side(above)
@@ -72,9 +80,8 @@ def _side(table: Table) -> tuple[float, Piece]:
         if form.smooth or form.host or not _supported(form, table):
             continue
         law = solve(form, table.points, table.seconds, table.weights)
-        cost = n * np.log(loss(law, table.points, table.seconds, table.weights) / n + 1e-12) + form.parameters * np.log(
-            n
-        )
+        misfit = loss(law, table.points, table.seconds, table.weights) / n + 1e-12
+        cost = n * np.log(misfit) + form.parameters * np.log(n)
         if best is None or cost < best[0]:
             best = float(cost), law
     if best is None:
@@ -83,28 +90,46 @@ def _side(table: Table) -> tuple[float, Piece]:
 
 
 def choose(table: Table) -> Choice:
-    """The simplest form that no other beats clearly; then two pieces, then leftovers, if they beat that clearly."""
+    """The simplest form that no other beats clearly; then two pieces, then leftovers, if they beat that clearly.
+
+    A slow form is tried only where its error on the very points it was fitted to is already clearly lower than the
+    best held-out error so far: what it has left out it cannot predict better than what it has seen.
+    """
     judged = interior(table)
     if len(np.unique(table.tokens[judged])) < _FEWEST:
         judged = np.ones(len(table.tokens), dtype=bool)
-    tried = [(form, left_out(whole(form), table)) for form in applicable(table)]
-    error = {form: weighted_error(table, judged, residuals) for form, residuals in tried}
-    tried.sort(key=lambda row: (row[0].parameters, round(error[row[0]], 9)))
-    form, residuals = tried[0]
-    for other, others in tried[1:]:
+    tried: list[tuple[Form, Array, float]] = []
+    for form in sorted(applicable(table), key=lambda form: (form.smooth or form.host, form.parameters)):
+        best = min((row[2] for row in tried), default=np.inf)
+        if not (form.smooth or form.host) or _promising(whole(form), table, judged, best * (1 - _FORM[0])):
+            residuals = left_out(whole(form), table)
+            tried.append((form, residuals, weighted_error(table, judged, residuals)))
+    tried.sort(key=lambda row: (row[0].parameters, round(row[2], 9)))
+    form, residuals, error = tried[0]
+    for other, others, wrong in tried[1:]:
         if other.parameters > form.parameters and clearly_better(table, judged, (others, residuals), _FORM):
-            form, residuals = other, others
+            form, residuals, error = other, others, wrong
     fitter = whole(form)
-    candidates = [(form.name, error[form]) for form, _ in tried]
-    for name, rival, allowed in (("two pieces", split, 2 * _FEWEST + 1), ("leftovers", None, 2 * _FEWEST)):
-        if len(table.counts) <= allowed:
-            continue
-        attempt = rival or leftover(fitter)
-        others = left_out(attempt, table)
-        candidates.append((name, weighted_error(table, judged, others)))
+    candidates = [(row[0].name, row[2]) for row in tried]
+    if len(table.counts) > 2 * _FEWEST + 1:
+        apart = partial(split, near=split(table).pieces[-1].first)
+        if _promising(apart, table, judged, error * (1 - _MORE[0])):
+            others = left_out(apart, table)
+            candidates.append(("two pieces", weighted_error(table, judged, others)))
+            if clearly_better(table, judged, (others, residuals), _MORE):
+                fitter, residuals = apart, others
+    if len(table.counts) > 2 * _FEWEST:
+        others = left_out(leftover(fitter), table)
+        candidates.append(("leftovers", weighted_error(table, judged, others)))
         if clearly_better(table, judged, (others, residuals), _MORE):
-            fitter, residuals = attempt, others
+            fitter, residuals = leftover(fitter), others
     return Choice(fitter(table), residuals, tuple(candidates))
+
+
+def _promising(fitter: Fitter, table: Table, judged: Mask, below: float) -> bool:
+    """Whether the error on the points fitted is below that."""
+    residuals = table.seconds / fitter(table).seconds(table.tokens, table.points) - 1
+    return weighted_error(table, judged, residuals) < below
 
 
 def weighted_error(table: Table, judged: Mask, residuals: Array) -> float:

@@ -179,7 +179,7 @@ def fit_path(samples: Sequence[Sample], read_bandwidth: float | None = None) -> 
         scale=tuple((int(n), round6(table.scale[table.tokens == n][0])) for n in table.counts),
         spread=round6(spread),
         candidates=tuple((form, round6(error)) for form, error in choice.candidates),
-        warnings=tuple(_warnings(kept, table, read_bandwidth)),
+        warnings=tuple(_warnings(kept, table, read_bandwidth if _reads(choice.curve) else None)),
     )
 
 
@@ -236,6 +236,11 @@ def _finished(curve: Curve, table: Table) -> Curve:
         law = law_from_dict(with_errors(piece.law, own.points, own.seconds, own.weights).to_dict())
         pieces.append(Piece(piece.first, piece.last, law))
     return Curve(tuple(pieces), tuple((round6(t), round6(u), round6(weight)) for t, u, weight in curve.nodes))
+
+
+def _reads(curve: Curve) -> bool:
+    """Whether more work takes more time: a path whose time is constant, such as the bare chain, reads no planes."""
+    return any(value > 0 for piece in curve.pieces for value in piece.law.coefficients[1:])
 
 
 def _warnings(samples: Sequence[Sample], table: Table, bandwidth: float | None) -> list[str]:
