@@ -45,7 +45,7 @@ def pack(codes: npt.ArrayLike, bits: int) -> Words:
         raise MoeplanError(f"affine packing: a code lies outside 0..{(1 << bits) - 1}")
     parts = values.astype(np.uint32).reshape(*values.shape[:-1], -1, per)
     shifts = np.arange(per, dtype=np.uint32) * np.uint32(bits)
-    return np.bitwise_or.reduce(parts << shifts, axis=-1).astype(np.uint32)
+    return np.asarray(np.bitwise_or.reduce(parts << shifts, axis=-1), np.uint32)
 
 
 def unpack(words: Words, bits: int) -> npt.NDArray[np.uint32]:
