@@ -6,13 +6,23 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from examples.numpy_kernel import NumpyKernel
 from moeplan.cost.samples import load
+from moeplan.kernels.protocol import Arm, IntArray
+from moeplan.runners import host
+from moeplan.runners.anchor import anchor
+from moeplan.runners.arms import draw, request_line
 from moeplan.runners.session import describe, measure
 from moeplan.runners.spec import MeasureRequest, RunnerSpec, make_arm
+from moeplan.runners.worker import Worker
+from moeplan.store import Store
+from moeplan.traffic.routing import parse_routing
 from moeplan.traffic.shape import LayerShape, WeightFormat
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -116,3 +126,54 @@ def test_a_kernel_that_aborts_declines_or_is_wrong_costs_one_arm(
     assert "killed by SIGABRT" in reasons["t2"]
     assert "parity: relative RMS" in reasons["t3"]
     assert list(found.declined.values()) == ["seven is odd"]
+
+
+class Counting(NumpyKernel):  # type: ignore[misc]
+    def __init__(self) -> None:
+        self.prepared = 0
+        self.lengths: list[int] = []
+
+    def prepare(self, arm: Arm, ids: IntArray) -> Any:
+        self.prepared += 1
+        return super().prepare(arm, ids)
+
+    def run(self, state: Any, layers: int) -> float:
+        self.lengths.append(layers)
+        return layers * 1.0  # one second a layer, slow enough not to be warmed up again
+
+
+def test_the_worker_prepares_once_warms_up_once_and_keeps_the_kernels_own_seconds(tmp_path: Path) -> None:
+    kernel = Counting()
+    worker = Worker("python", {"numpy": lambda: kernel}, {})
+    arm = make_arm("numpy", SHAPE, 2, "uniform", 0, (2, 5))
+    (tmp_path / "ids").write_bytes(draw(arm, parse_routing("uniform", Store())).tobytes())
+    answers = [worker.answer(request_line(arm, str(tmp_path / "ids"), round_)) for round_ in range(3)]
+    assert kernel.prepared == 1
+    assert kernel.lengths == [5, 2, 2, 5, 2, 5, 2, 5]
+    for answer in answers:
+        assert (answer["short_s"], answer["long_s"]) == (2.0, 5.0)
+        assert 0 < answer["wall_long_s"] < 1
+        assert answer["parity_rms"] < 1e-5
+    assert worker.answer(request_line(replace(arm, path="other"), "", 0))["declined"].startswith("no path 'other'")
+    assert "error" in worker.answer({"arm": "broken", "path": "numpy"})
+
+
+def test_the_anchor_is_a_real_copy() -> None:
+    found = anchor("python")
+    assert found["anchor_bytes"] == 1 << 27
+    assert found["copy_bytes_per_s"] > found["anchor_bytes"] / 60
+    assert found["read_bytes_per_s"] > found["anchor_bytes"] / 60
+
+
+def test_clocks_are_read_where_there_is_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert host.clocks() is None
+    assert host.driver() is None
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho '1980, 3201, 0x0000000000000004, 34, [N/A]'\n")
+    tool.chmod(0o755)
+    assert host.clocks() == {
+        "sm_mhz": 1980.0, "memory_mhz": 3201.0, "throttle_reasons": "0x0000000000000004", "temperature_c": 34.0,
+        "power_w": None,
+    }  # fmt: skip
+    assert host.driver() is None  # five values for one question: not understood, so not told

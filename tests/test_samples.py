@@ -123,6 +123,14 @@ def test_a_damaged_file_is_one_error_with_its_name(tmp_path: Path, text: str, me
     assert message in str(caught.value)
 
 
+def test_two_runs_cannot_write_one_journal(tmp_path: Path) -> None:
+    first = Journal(tmp_path / "j")
+    with pytest.raises(MoeplanError, match="another run is writing"):
+        Journal(tmp_path / "j")
+    first.close()
+    Journal(tmp_path / "j").close()
+
+
 def test_a_missing_file_and_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(MoeplanError, match="cannot read"):
         load(tmp_path / "nothing")

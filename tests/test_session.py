@@ -33,7 +33,6 @@ SHAPE = LayerShape(128, 64, 16, 4, FORM, FORM, FORM)
 
 FAKE = """
 import json, os, sys, time
-import numpy as np
 asked = 0
 for line in sys.stdin:
     arm = json.loads(line)
@@ -43,8 +42,8 @@ for line in sys.stdin:
     elif arm["path"] == "anchor":
         answer = {"arm": "anchor", "anchor": {"copy_bytes_per_s": 1e9}, "clocks": None}
     else:
-        ids = np.fromfile(arm["ids_file"], "<i4")
-        assert ids.size == arm["layers"] * arm["tokens"] * arm["shape"]["top_k"], ids.size
+        size = os.path.getsize(arm["ids_file"])
+        assert size == 4 * arm["layers"] * arm["tokens"] * arm["shape"]["top_k"], size
         asked += 1
     BEHAVIOUR
     print(json.dumps(answer), flush=True)
@@ -97,6 +96,20 @@ def test_header_and_arm_lines_hold_what_reproduces_them(tmp_path: Path) -> None:
     assert again.id == arm["arm"]
     ids = draw(again, parse_routing(arm["routing"], Store()))
     assert drivers(again, ids, 1e6)["ids_sha256"] == arm["ids_sha256"]
+
+
+def test_arms_of_two_shapes_share_a_journal(tmp_path: Path) -> None:
+    other = replace(SHAPE, hidden=256)
+    both = replace(request([1], 1), arms=tuple(make_arm("good", s, 1, "uniform", 0, (2, 4)) for s in (SHAPE, other)))
+    found = measure(spec(tmp_path), both, tmp_path / "j")
+    assert {sample.shape for sample in found.samples} == {SHAPE, other}
+
+
+def test_a_stretched_profile_says_so_in_its_arm_line(tmp_path: Path) -> None:
+    arm = make_arm("good", SHAPE, 2, "popularity:gpt-oss-20b", 0, (2, 4))
+    measure(spec(tmp_path), replace(request([1], 1), arms=(arm,)), tmp_path / "j")
+    (line,) = (line for line in lines(tmp_path / "j") if line["type"] == "arm")
+    assert "stretched" in line["routing_note"]
 
 
 def test_a_second_run_measures_only_what_is_missing(tmp_path: Path) -> None:

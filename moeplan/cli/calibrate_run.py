@@ -79,6 +79,8 @@ def _request(
     card.require_moe()
     shapes = [shape for shape, _ in sorted(card.groups(), key=lambda group: -group[1])]
     known = {name: parse_routing(name, found) for name in [*routings, "balanced"]}
+    for said in {arm.note(shape.experts, shape.top_k) for arm in known.values() for shape in shapes} - {None}:
+        note(f"note: {said}")
     fixed = None if chain in ("", "fill") else _chain(chain)
     arms = [arm for shape in shapes for arm in grid(names, shape, tokens, routings, seed, fixed)]
     cache = _cache_bytes(device, found, output)

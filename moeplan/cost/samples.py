@@ -94,10 +94,15 @@ class Journal:
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._drop_torn_line()
             self._file = path.open("a", encoding="utf-8")
         except OSError as bad:
             raise MoeplanError(f"{path}: cannot write: {bad.strerror or bad}") from bad
+        try:
+            _lock(self._file.fileno())
+        except OSError as bad:
+            self._file.close()
+            raise MoeplanError(f"{path}: another run is writing this journal") from bad
+        self._drop_torn_line()
 
     def write(self, type_: str, **fields: Any) -> None:
         """Append one line of that type and force it to the disk."""
@@ -115,6 +120,15 @@ class Journal:
             if data and not data.endswith(b"\n"):
                 with self.path.open("r+b") as file:
                     file.truncate(data.rfind(b"\n") + 1)
+
+
+def _lock(file: int) -> None:
+    """Exclusive until the file is closed, where the system has such locks. Raises OSError."""
+    try:
+        import fcntl
+    except ImportError:
+        return
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:

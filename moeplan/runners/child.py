@@ -12,6 +12,8 @@ from typing import Any
 
 from moeplan.errors import MoeplanError
 
+START_S = 120.0  # assumed: enough to import a GPU library on a busy machine
+
 
 class ChildLostError(Exception):
     """The child died, hung or answered garbage; the text says which, with its last words."""
@@ -21,8 +23,9 @@ class Child:
     """One running child; a context manager. Raises MoeplanError where the program cannot be started."""
 
     def __init__(self, argv: list[str], timeout_s: float) -> None:
-        """Start `argv`; every answer must come within `timeout_s` seconds."""
+        """Start `argv`; every answer must come within `timeout_s` seconds, the first within START_S more."""
         self._timeout = timeout_s
+        self._allowance = START_S
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the child
         try:
             self._process = subprocess.Popen(
@@ -41,12 +44,13 @@ class Child:
         try:
             self._process.stdin.write(json.dumps(message, sort_keys=True) + "\n")
             self._process.stdin.flush()
-            line = self._lines.get(timeout=self._timeout)
+            line = self._lines.get(timeout=self._timeout + self._allowance)
         except OSError:
             line = None
         except queue.Empty:
             self._process.kill()
             raise ChildLostError(f"no answer within {self._timeout:g} s") from None
+        self._allowance = 0.0
         if line is None:
             raise ChildLostError(self._obituary())
         try:

@@ -174,10 +174,13 @@ class _Run:
         if arm.id not in self._files:
             if arm.routing not in self._routings:
                 self._routings[arm.routing] = parse_routing(arm.routing, self.request.store)
-            ids = draw(arm, self._routings[arm.routing])
+            routing = self._routings[arm.routing]
+            ids = draw(arm, routing)
             path = self.folder / f"ids-{len(self._files)}.i32"
             path.write_bytes(ids.tobytes())
-            self._files[arm.id] = (str(path), drivers(arm, ids, self.request.cache_bytes))
+            stretched = routing.note(arm.shape.experts, arm.shape.top_k)
+            facts = {"routing_note": stretched} if stretched else {}
+            self._files[arm.id] = (str(path), facts | drivers(arm, ids, self.request.cache_bytes))
         return self._files[arm.id]
 
     def _give_up(self, type_: str, arm: Arm, round_: int, reason: str) -> None:
