@@ -11,10 +11,11 @@ import pytest
 
 from moeplan.cost.choose import choose
 from moeplan.cost.curve import Table
-from moeplan.cost.fit import Fit, drivers_of, fit_path
+from moeplan.cost.fit import Fit, fit_path
 from moeplan.cost.forms import FORMS, Form, Law, solve
 from moeplan.cost.holdout import band_of
 from moeplan.cost.model import Drivers
+from moeplan.cost.points import drivers_of
 from moeplan.cost.samples import Sample
 from moeplan.errors import MoeplanError
 from tests.cost_samples import COUNTS, TOP_K, distinct, sample, samples, shape
@@ -83,6 +84,9 @@ def test_blocks_of_a_grouped_path_are_found() -> None:
     fit = fit_path(arms)
     assert fit.drivers == ("blocks",)
     assert coefficients(fit)[3] == pytest.approx(1.1e-6, rel=1e-4)
+    assert fit.estimate(Drivers(4, 32, 32, 32)).seconds == pytest.approx(15e-6 + 1.1e-6 * 32, rel=1e-4)
+    with pytest.raises(MoeplanError, match=r"path grouped:16: its time follows blocks"):
+        fit.estimate(Drivers(4, 32, 32))
 
 
 def test_path_switch_is_fitted_as_two_pieces() -> None:

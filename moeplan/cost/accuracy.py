@@ -14,9 +14,9 @@ import numpy as np
 from moeplan.cost.calibrate import journals, read_journal
 from moeplan.cost.choose import choose, whole
 from moeplan.cost.curve import Mask, Table
-from moeplan.cost.fit import in_order, table_of
 from moeplan.cost.forms import Array, Form
 from moeplan.cost.holdout import band_of, interior, left_out, relative_errors, summary
+from moeplan.cost.points import in_order, table_of
 from moeplan.cost.samples import Sample
 from moeplan.errors import MoeplanError
 

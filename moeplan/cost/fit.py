@@ -13,11 +13,9 @@ from moeplan.cost.curve import Curve, Piece, Table
 from moeplan.cost.forms import COLUMNS, law_from_dict, point, round6, with_errors
 from moeplan.cost.holdout import Errors, band_of, interior, relative_errors, summary
 from moeplan.cost.model import Drivers, Estimate
+from moeplan.cost.points import table_of
 from moeplan.cost.samples import Sample
 from moeplan.errors import MoeplanError
-from moeplan.traffic.path import parse_path
-
-_MISFIT = 0.02  # what a law is off by without any noise; assumed, keeps quiet points from outweighing all others
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +70,10 @@ class Fit:
         timed: MoeplanError, or with `extrapolate` an estimate of source `extrapolated` whose half-width is the
         larger of the band and the worst end-point error, times 1 + 2 log2(how far outside).
         """
+        if "blocks" in self.drivers and drivers.slots and not drivers.blocks:
+            raise MoeplanError(
+                f"path {self.path}: its time follows blocks, and the work of {drivers.tokens} tokens names none"
+            )
         seconds, least, most = self.curve.at(drivers.tokens, point(drivers))
         outside = self._outside(drivers)
         if not outside:
@@ -181,51 +183,6 @@ def fit_path(samples: Sequence[Sample], read_bandwidth: float | None = None) -> 
         candidates=tuple((form, round6(error)) for form, error in choice.candidates),
         warnings=tuple(_warnings(kept, table, read_bandwidth if _reads(choice.curve) else None)),
     )
-
-
-def block_rows(path: str) -> int | None:
-    """Block rows of a path that works in blocks; None for all others, an engine's own kernels among them."""
-    try:
-        spec = parse_path(path)
-    except MoeplanError:
-        return None
-    return spec.block_rows if spec.reuse == "block" else None
-
-
-def drivers_of(sample: Sample) -> Drivers:
-    """What a fit sees of a sample."""
-    rows = block_rows(sample.path)
-    blocks = sample.blocks.get(rows, 0.0) if rows else 0.0
-    return Drivers(sample.tokens, sample.slots, sample.distinct, blocks)
-
-
-def table_of(samples: Sequence[Sample]) -> Table:
-    """Points, median layer seconds and their noise. Raises MoeplanError for a time that is not positive."""
-    for sample in samples:
-        if not sample.median > 0:
-            raise MoeplanError(f"arm {sample.arm}: median layer time {sample.median:.3g} s is not positive")
-    ordered = in_order(samples)
-    scatter = {
-        count: statistics.median(_scatter(sample) for sample in ordered if sample.tokens == count)
-        for count in {sample.tokens for sample in ordered}
-    }
-    return Table(
-        np.array([float(sample.tokens) for sample in ordered]),
-        np.array([point(drivers_of(sample)) for sample in ordered]),
-        np.array([sample.median for sample in ordered]),
-        np.array([math.hypot(scatter[sample.tokens], _MISFIT) for sample in ordered]),
-    )
-
-
-def in_order(samples: Sequence[Sample]) -> list[Sample]:
-    """The order of a table's rows: by tokens, routing, seed, arm."""
-    return sorted(samples, key=lambda sample: (sample.tokens, sample.routing, sample.seed, sample.arm))
-
-
-def _scatter(sample: Sample) -> float:
-    """Relative standard deviation of a sample's median: 1.2533 sigma / sqrt(n), sigma = half the interquartile range
-    over 0.6745 (normal distribution)."""
-    return 1.2533 / 0.6745 * sample.spread / sample.median / math.sqrt(len(sample.long_s))
 
 
 def _finished(curve: Curve, table: Table) -> Curve:

@@ -8,8 +8,8 @@ from statistics import median
 
 import numpy as np
 
-from moeplan.cost.fit import block_rows
 from moeplan.cost.model import Drivers, Estimate, weakest
+from moeplan.cost.points import block_rows
 from moeplan.errors import MoeplanError
 from moeplan.planning.span import LayerGroup
 from moeplan.traffic.chance import mean_blocks, mean_distinct
@@ -88,7 +88,7 @@ def _point(group: LayerGroup, path: str, tokens: int, assumption: Assumption) ->
     calibration = group.calibration
     fit = calibration.fits.get(path)
     arms = [assumption.arm]
-    if fit is not None and fit.drivers == ("slots",):
+    if fit is not None and set(fit.drivers) <= {"slots"}:
         arms += [arm for arm in fit.routings if arm != assumption.arm]
     points = [found for arm in arms if (found := calibration.measured(path, tokens, arm)) is not None]
     if not points:

@@ -8,8 +8,9 @@ relative least squares on distinct = E (1 - (1 - k/E)^n): constant (us), slope (
 import numpy as np
 import pytest
 
-from moeplan.cost.fit import fit_path, table_of
+from moeplan.cost.fit import fit_path
 from moeplan.cost.forms import Form, solve
+from moeplan.cost.points import table_of
 from tests.cost_samples import distinct as expected
 from tests.cost_samples import sample, shape
 
