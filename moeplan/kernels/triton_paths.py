@@ -19,7 +19,7 @@ from moeplan.kernels.triton_interpret import INTERPRETED
 from moeplan.traffic.shape import LayerShape, WeightFormat
 
 _SOURCES = ("triton_common", "triton_config", "triton_layer", "triton_fused", "triton_grouped")
-_WEIGHTS: dict[tuple[LayerShape, int, str], list[Any]] = {}  # one set at a time: arms of one shape share it
+_WEIGHTS: dict[tuple[LayerShape, str], list[Any]] = {}  # one set at a time: arms of one shape share its layers
 
 
 @dataclass(slots=True, eq=False)
@@ -50,12 +50,17 @@ def device_name() -> str:
 
 
 def random_experts(shape: LayerShape, layers: int, device: str) -> list[Any]:
-    """Random planes of that many layers, drawn on the device as `formats.random_planes` draws them; kept for reuse."""
-    key = (shape, layers, device)
+    """Random planes of at least that many layers, drawn on the device as `formats.random_planes` draws them.
+
+    The list is shared and only grows, so that arms with chains of different lengths hold one set of weights.
+    """
+    key = (shape, device)
     if key not in _WEIGHTS:
         _WEIGHTS.clear()
-        _WEIGHTS[key] = [_draw_layer(shape, seed, device) for seed in range(layers)]
-    return _WEIGHTS[key]
+        _WEIGHTS[key] = []
+    kept = _WEIGHTS[key]
+    kept.extend(_draw_layer(shape, seed, device) for seed in range(len(kept), layers))
+    return kept
 
 
 def _draw_layer(shape: LayerShape, seed: int, device: str) -> Any:
