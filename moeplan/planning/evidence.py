@@ -215,7 +215,9 @@ def _reason(found: Findings, number: int) -> str:
         return "kept: the default is the optimum of this mix"
     if not gained.tokens:
         return f"kept: {best} is faster only at step sizes that this mix does not have"
-    return f"kept: a gain of {gained.middle * 100:+.1f} % by moving to {best} is not sure ({low})"
+    past = found.chain.gates[number].value(found.table.tokens[-1], found.chain.shape)
+    where = f"{best}" if best is None or best <= past else f"{best}, beyond every size known,"
+    return f"kept: a gain of {gained.middle * 100:+.1f} % by moving to {where} is not sure ({low})"
 
 
 def _evidence(found: Findings, number: int) -> list[dict[str, Any]]:
