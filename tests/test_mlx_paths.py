@@ -15,7 +15,8 @@ from moeplan.traffic.shape import LayerShape, WeightFormat
 
 mx = pytest.importorskip("mlx.core", reason="MLX is not installed")
 
-from moeplan.kernels.mlx_paths import KERNELS, ExpertPath, State, weights_of  # noqa: E402  needs MLX's presence
+from moeplan.kernels.mlx_paths import KERNELS, ExpertPath, State  # noqa: E402  needs MLX's presence
+from moeplan.kernels.mlx_weights import weights_of  # noqa: E402
 
 
 def shape(form: str = "affine4-g64", down: str = "", hidden: int = 128, expert_hidden: int = 64) -> LayerShape:

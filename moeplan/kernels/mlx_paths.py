@@ -4,134 +4,26 @@ Twin: kernels/reference.py. The operations and their order are those of mlx-lm 0
 `_gather_sort` (models/switch_layers.py) and of the weighted sum in `Qwen3MoeSparseMoeBlock` (models/qwen3_moe.py).
 Neither path is batch invariant: MLX chooses between a vector kernel and a tile by the number of slots
 (mlx/backend/cuda/quantized/quantized.cpp, mlx/backend/metal/quantized.cpp `GatherQMM`).
-Activations are bf16 on a GPU and float32 on the CPU: there MLX sums in the type of the activations, which leaves bf16
-3.5 % off (measured, MLX 0.32.4, 256 columns), and its gather_mm takes float32 alone.
 """
 
 import hashlib
+import inspect
 import io
 import re
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from moeplan.kernels.mlx_weights import AFFINE_STD, Matrix, Weights, activation_type, on_gpu, weights_of
 from moeplan.kernels.protocol import Arm, FloatArray, IntArray
 from moeplan.traffic.shape import LayerShape, WeightFormat
 
-_AFFINE_STD = {bits: ((4**bits - 1) / 12) ** 0.5 for bits in (2, 3, 4, 5, 6, 8)}  # std of uniform codes 0..2^bits-1
 _GROUPS = (32, 64, 128)  # group sizes of MLX affine quantization (mlx/ops.cpp quantize)
-_SETS_KEPT = 2  # weight sets held at once: one is 16 GB at 48 layers of Qwen3-30B-A3B 4-bit
-_PLANES_KEPT = 64  # float32 planes held for parity: 19 MB each at that shape
-
-Matrix = tuple[Any, ...]  # (codes, scales, biases) or (weights,), each with a leading axis of experts
-
-
-def _on_gpu() -> bool:
-    import mlx.core as mx
-
-    return bool(mx.default_device().type == mx.gpu)
-
-
-def _activation_type() -> Any:
-    import mlx.core as mx
-
-    return mx.bfloat16 if _on_gpu() else mx.float32
-
-
-def _matrix(size: tuple[int, int, int], form: WeightFormat, key: Any) -> Matrix:
-    """Random weights [experts, rows, columns] of standard deviation columns^-1/2, built in the packed layout."""
-    import mlx.core as mx
-
-    experts, rows, columns = size
-    if not form.group:
-        kind = mx.float32 if form.name == "f32" else mx.bfloat16
-        return (mx.random.normal(size, dtype=kind, scale=columns**-0.5, key=key),)
-    codes_key, scales_key = mx.random.split(key)
-    packed = (experts, rows, columns * form.bits // 8)
-    codes = mx.random.randint(0, 256, packed, dtype=mx.uint8, key=codes_key).view(mx.uint32)
-    step = columns**-0.5 / _AFFINE_STD[form.bits]
-    spread = mx.random.uniform(0.5, 1.5, (experts, rows, columns // form.group), key=scales_key)
-    scales = (step * spread).astype(mx.bfloat16)
-    biases = scales * (-(2**form.bits - 1) / 2)  # minus the middle code: the weights are centred
-    return codes, scales.astype(_activation_type()), biases.astype(_activation_type())
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """Weights of one layer."""
-
-    gate: Matrix
-    up: Matrix
-    down: Matrix
-
-
-class Weights:
-    """Random weights of one shape, layer by layer, made when first needed; layer l is always the same."""
-
-    def __init__(self, shape: LayerShape) -> None:
-        """No layer yet."""
-        self.shape = shape
-        self.layers: list[Layer] = []
-        self.planes: OrderedDict[int, tuple[FloatArray, FloatArray, FloatArray]] = OrderedDict()
-
-    def grow(self, layers: int) -> None:
-        """Make layers until there are that many."""
-        import mlx.core as mx
-
-        shape = self.shape
-        across = (shape.experts, shape.expert_hidden, shape.hidden)
-        back = (shape.experts, shape.hidden, shape.expert_hidden)
-        while len(self.layers) < layers:
-            keys = mx.random.split(mx.random.key(len(self.layers)), 3)
-            made = [
-                _matrix(size, form, key)
-                for size, form, key in zip((across, across, back), (shape.up, shape.up, shape.down), keys, strict=True)
-            ]
-            mx.eval(made)
-            self.layers.append(Layer(*made))
-
-    def plane(self, expert: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Gate, up, down of layer 0 as float32; the last few are kept."""
-        if expert not in self.planes:
-            layer, shape = self.layers[0], self.shape
-            pairs = ((layer.gate, shape.up), (layer.up, shape.up), (layer.down, shape.down))
-            gate, up, down = (_dequantized(matrix, form, expert) for matrix, form in pairs)
-            self.planes[expert] = (gate, up, down)
-            while len(self.planes) > _PLANES_KEPT:
-                self.planes.popitem(last=False)
-        return self.planes[expert]
-
-
-def _dequantized(matrix: Matrix, form: WeightFormat, expert: int) -> FloatArray:
-    import mlx.core as mx
-
-    if len(matrix) == 1:
-        return np.array(matrix[0][expert].astype(mx.float32))
-    codes, scales, biases = (part[expert] for part in matrix)
-    exact = mx.dequantize(
-        codes, scales.astype(mx.float32), biases.astype(mx.float32), group_size=form.group, bits=form.bits
-    )
-    return np.array(exact)
-
-
-_sets: OrderedDict[LayerShape, Weights] = OrderedDict()
-
-
-def weights_of(shape: LayerShape, layers: int) -> Weights:
-    """The weights of at least that many layers, shared by all paths; the least recently used set gives way."""
-    if shape not in _sets:
-        while len(_sets) >= _SETS_KEPT:
-            _sets.popitem(last=False)
-        _sets[shape] = Weights(shape)
-    _sets.move_to_end(shape)
-    _sets[shape].grow(layers)
-    return _sets[shape]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,22 +74,23 @@ class ExpertPath:
         if shape.gate != shape.up:
             return f"gate {shape.gate.name} differs from up {shape.up.name}"
         for form, columns in ((shape.up, shape.hidden), (shape.down, shape.expert_hidden)):
-            if form.name == "bf16" and not _on_gpu():
+            if form.name == "bf16" and not on_gpu():
                 return "weight format bf16: gather_mm of MLX's CPU backend takes float32 alone"
-            if form.name == ("bf16" if _on_gpu() else "f32"):
+            if form.name == ("bf16" if on_gpu() else "f32"):
                 continue
-            if not form.name.startswith("affine") or form.bits not in _AFFINE_STD or form.group not in _GROUPS:
+            if not form.name.startswith("affine") or form.bits not in AFFINE_STD or form.group not in _GROUPS:
                 return f"weight format {form.name}: only affine (bits 2-6, 8; groups 32, 64, 128), bf16 (CPU: f32)"
             if columns % form.group or columns * form.bits % 32:
                 return f"{columns} columns do not fill groups of {form.group} and whole 32-bit words"
         return None
 
     def config_hash(self) -> str:
-        """Digest of this file and of MLX's version and device."""
+        """Digest of the functions that build a layer's graph, of MLX's version and of its device."""
         import mlx.core as mx
 
-        text = f"{metadata.version('mlx')} {mx.default_device()} {self.name}".encode()
-        return hashlib.sha256(Path(__file__).read_bytes() + text).hexdigest()[:16]
+        parts = [inspect.getsource(part) for part in (type(self)._layer, _product, _swiglu, _gather_sort)]
+        parts += [metadata.version("mlx"), str(mx.default_device()), self.name]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
     def prepare(self, arm: Arm, ids: IntArray) -> State:
         """Weights for the long chain, random inputs and scores of arm.seed, ids on the device."""
@@ -206,7 +99,7 @@ class ExpertPath:
         layers = arm.chain[1]
         weights = weights_of(arm.shape, layers)
         x_key, score_key = mx.random.split(mx.random.key(arm.seed))
-        x0 = mx.random.normal((arm.tokens, arm.shape.hidden), dtype=_activation_type(), key=x_key)
+        x0 = mx.random.normal((arm.tokens, arm.shape.hidden), dtype=activation_type(), key=x_key)
         raw = mx.random.normal((layers, arm.tokens, arm.shape.top_k), key=score_key)
         scores = mx.where(mx.array(ids[:layers]) >= 0, mx.softmax(raw, axis=-1), 0.0).astype(x0.dtype)
         device_ids = [mx.array(np.maximum(layer, 0).astype(np.uint32)) for layer in ids[:layers]]
@@ -267,7 +160,7 @@ class ExpertPath:
         mx.export_to_dot(dot, out)
         counts = Counter(re.findall(r'label ="(\w+)"', dot.getvalue()))
         listed = " ".join(f"{name}={count}" for name, count in sorted(counts.items()))
-        kind = f"{'gpu' if _on_gpu() else 'cpu'} {str(out.dtype).rpartition('.')[2]}"
+        kind = f"{'gpu' if on_gpu() else 'cpu'} {str(out.dtype).rpartition('.')[2]}"
         return f"mlx {kind} sorted_indices={self._sorted}: {listed}"
 
 

@@ -3,19 +3,19 @@
 import math
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from moeplan.cost.samples import SCHEMA, Journal, SampleFile, lines, load
+from moeplan.cost.samples import SCHEMA, Journal, SampleFile, load
 from moeplan.errors import MoeplanError
 from moeplan.kernels.protocol import Arm
-from moeplan.provenance import MUST_AGREE, environment
+from moeplan.provenance import environment
 from moeplan.runners.arms import draw, drivers, request_line
 from moeplan.runners.child import Child, ChildLostError
 from moeplan.runners.host import driver, host
+from moeplan.runners.resume import Held, resume
 from moeplan.runners.spec import PARITY_BOUND, MeasureRequest, RunnerSpec
 from moeplan.traffic.routing import Routing, parse_routing
 
@@ -50,7 +50,7 @@ def measure(
     with _Link(argv, spec.timeout_s) as link:
         facts = _describe(spec, link.child())
         header = _header(spec, request, facts)
-        state = _resume(journal_path, header)
+        state = resume(journal_path, header)
         journal = Journal(journal_path)
         try:
             if not state.begun:
@@ -60,17 +60,6 @@ def measure(
         finally:
             journal.close()
     return load(journal_path)
-
-
-@dataclass(slots=True)
-class _State:
-    """What a journal already holds."""
-
-    begun: bool = False
-    arms: dict[str, dict[str, Any]] = field(default_factory=dict)
-    times: set[tuple[str, int]] = field(default_factory=set)
-    rounds: set[int] = field(default_factory=set)
-    lost: set[str] = field(default_factory=set)
 
 
 class _Link:
@@ -108,7 +97,7 @@ class _Link:
 class _Run:
     """One call of `measure`: the loop over rounds and arms."""
 
-    def __init__(self, request: MeasureRequest, journal: Journal, link: _Link, state: _State, folder: Path) -> None:
+    def __init__(self, request: MeasureRequest, journal: Journal, link: _Link, state: Held, folder: Path) -> None:
         self.request = request
         self.journal = journal
         self.link = link
@@ -229,35 +218,6 @@ def _header(spec: RunnerSpec, request: MeasureRequest, facts: dict[str, Any]) ->
         "parity_bound": PARITY_BOUND,
         "environment": environment(),
     }
-
-
-def _resume(path: Path, header: dict[str, Any]) -> _State:
-    """Read what is there; raises MoeplanError where the header says that it was taken under other conditions."""
-    state = _State()
-    if not path.exists():
-        return state
-    for line in lines(path):
-        match line["type"]:
-            case "header":
-                _must_agree(path, line, header)
-                state.begun = True
-            case "arm":
-                state.arms[line["arm"]] = line
-            case "time":
-                state.times.add((line["arm"], line["round"]))
-            case "round":
-                state.rounds.add(line["round"])
-            case "failed" | "declined":
-                state.lost.add(line["arm"])
-    return state
-
-
-def _must_agree(path: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
-    for key in ("schema", "kind", "model", "shape", "options", *MUST_AGREE):
-        if old.get(key) != new.get(key):
-            raise MoeplanError(
-                f"{path}: {key}: the journal has {old.get(key)!r}, this run {new.get(key)!r}; write to another folder"
-            )
 
 
 def _wrong(answer: dict[str, Any]) -> str | None:
