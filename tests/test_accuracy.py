@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,13 @@ def test_straight_line_between_neighbours_is_exact_for_slots(tmp_path: Path) -> 
     assert line["token_holdout"]["max"] < 1e-6
     few = accuracy([tmp_path], tokens_max=2)
     assert few["pooled"]["token_holdout"]["n"] == 3
+
+
+def test_the_bare_chain_is_not_judged(tmp_path: Path) -> None:
+    arms = samples(lambda n, u, s: 5e-6 + 1e-6 * s, counts=(1, 2, 4, 8))
+    chain = [replace(one, path="link", arm="link" + one.arm, long_s=(0.1,)) for one in arms]
+    write_journal(tmp_path / "moe.jsonl", arms + chain)
+    assert [one["kernel_source"] for one in accuracy([tmp_path])["tables"]] == ["gather"]
 
 
 def test_too_few_token_counts(tmp_path: Path) -> None:

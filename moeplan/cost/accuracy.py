@@ -16,7 +16,7 @@ from moeplan.cost.choose import choose, whole
 from moeplan.cost.curve import Mask, Table
 from moeplan.cost.forms import Array, Form
 from moeplan.cost.holdout import band_of, interior, left_out, relative_errors, summary
-from moeplan.cost.points import in_order, table_of
+from moeplan.cost.points import BARE_CHAIN, in_order, table_of
 from moeplan.cost.samples import Sample
 from moeplan.errors import MoeplanError
 
@@ -65,7 +65,7 @@ def _judge_all(directory: Path) -> list[Judged]:
     for file in [read_journal(path) for path in journals(directory)]:
         groups: dict[tuple[Any, str], list[Sample]] = {}
         for sample in file.samples:
-            if not sample.cache_resident:
+            if not sample.cache_resident and sample.path != BARE_CHAIN:
                 groups.setdefault((sample.shape, sample.path), []).append(sample)
         for (shape, path), samples in sorted(groups.items(), key=lambda item: (item[0][1], repr(item[0][0]))):
             if len({sample.tokens for sample in samples}) >= 3:
