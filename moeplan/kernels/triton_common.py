@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# ruff: noqa: N803, PLR0913, PLR0917, SIM108  (kernel language: untyped, constants upper case, many pointers)
+# ruff: noqa: N803, PLR0913, PLR0917, PLR1714, SIM108  (kernel language: untyped, constants upper case, many pointers)
 """Pieces shared by the Triton kernels: guarded loads, 4-bit codes, activations, the sum over a token's experts.
 
 Affine weights: a packed word holds eight codes along the input axis. A kernel loads a word once and walks the
@@ -26,26 +26,51 @@ def load_tile(pointers, ok, EVEN: tl.constexpr):
 
 
 @triton.jit
-def code(words, J: tl.constexpr):
-    """Code J of each word as float32, times nibble_unit(J) (exact).
+def raised_code(words, J: tl.constexpr):
+    """2^23 + code J of each word / inverse_unit(J), as float32 (exact).
 
-    The nibble is left where it stands in the mantissa of 2^23 and 2^23 is taken away: one logic operation and one
-    addition instead of a conversion. Nibbles 5 to 7 stand too high and are shifted by three places first.
+    The nibble is left where it stands in the mantissa of 2^23: one logic operation instead of a conversion.
+    Nibbles 5 to 7 stand too high and are shifted by three places first.
     """
     if J < 5:
-        bits = (words & (15 << (4 * J))) | 0x4B000000
+        low = words
+        mask: tl.constexpr = 15 << (4 * J)
     else:
-        bits = ((words >> 12) & (15 << (4 * J - 12))) | 0x4B000000
-    return bits.to(tl.float32, bitcast=True) - 8388608.0
+        low = words >> 12
+        mask: tl.constexpr = 15 << (4 * J - 12)
+    if _EMULATED:
+        bits = (low & mask) | 0x4B000000
+    elif mask == 0xF:  # 0xEA: (a & b) | c; the compiler would spend two operations on it
+        bits = _asm("lop3.b32 $0, $1, 0xF, 0x4B000000, 0xEA;", low)
+    elif mask == 0xF0:
+        bits = _asm("lop3.b32 $0, $1, 0xF0, 0x4B000000, 0xEA;", low)
+    elif mask == 0xF00:
+        bits = _asm("lop3.b32 $0, $1, 0xF00, 0x4B000000, 0xEA;", low)
+    elif mask == 0xF000:
+        bits = _asm("lop3.b32 $0, $1, 0xF000, 0x4B000000, 0xEA;", low)
+    else:
+        bits = _asm("lop3.b32 $0, $1, 0xF0000, 0x4B000000, 0xEA;", low)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _asm(TEXT: tl.constexpr, word):
+    return tl.inline_asm_elementwise(TEXT, "=r,r", [word], dtype=tl.int32, is_pure=True, pack=1)
 
 
 @triton.jit
 def inverse_unit(J: tl.constexpr):
-    """What `code` must be multiplied with to become 0..15."""
+    """The value of one code step is 1 / inverse_unit in `raised_code`."""
     if J < 5:
         return 1.0 / (1 << (4 * J))
     else:
         return 1.0 / (1 << (4 * J - 12))
+
+
+@triton.jit
+def stands_high(J: tl.constexpr):
+    """Whether 2^23 may be taken away after the products: then it is at most 2048 code steps, which float32 bears."""
+    return (J == 3) or (J == 4) or (J == 6) or (J == 7)
 
 
 @triton.jit

@@ -61,7 +61,8 @@ def grouped_tiles(shape: LayerShape, block_rows: int) -> Tiles:
     """Cuts of `grouped` with blocks of that many rows."""
     warps = 4 if block_rows <= 64 else 8
     if shape.up.bits == 4:
-        cut = Tile(64, 32, warps, 3), Tile(64, 32, warps, 3)
+        step = 32 if block_rows <= 32 else 16  # eight planes of x are staged at once
+        cut = Tile(64, step, warps, 3), Tile(64, step, warps, 3)
     else:
         cut = Tile(64, 128, warps, 3), Tile(64, 128, warps, 3)
     return Tiles(*cut)

@@ -10,7 +10,7 @@ the last dimension of the grid and nothing else.
 import triton
 import triton.language as tl
 
-from moeplan.kernels.triton_common import activated, code, group_tile, inverse_unit, load_tile
+from moeplan.kernels.triton_common import activated, group_tile, inverse_unit, load_tile, raised_code, stands_high
 
 
 @triton.jit
@@ -40,6 +40,7 @@ def fused_gate_up_affine4(x, ids, wg, sg, bg, wu, su, bu, act, KW: tl.constexpr,
         g = tl.full([BN, W], 0.0, tl.float32)
         u = tl.full([BN, W], 0.0, tl.float32)
         total = tl.full([W], 0.0, tl.float32)
+        excess = tl.full([W], 0.0, tl.float32)
         for j in tl.static_range(8):
             four = load_tile(x + 2 * word + j // 4, word < KW, KW % W == 0)
             two = (four >> (j % 4 // 2 * 32)).to(tl.int32)
@@ -47,12 +48,21 @@ def fused_gate_up_affine4(x, ids, wg, sg, bg, wu, su, bu, act, KW: tl.constexpr,
             value = one.to(tl.float32, bitcast=True)
             total += value
             value *= inverse_unit(j)
-            g += code(codes_g, j) * value[None, :]
-            u += code(codes_u, j) * value[None, :]
+            if stands_high(j):
+                g += raised_code(codes_g, j) * value[None, :]
+                u += raised_code(codes_u, j) * value[None, :]
+                excess += 8388608.0 * value
+            else:
+                g += (raised_code(codes_g, j) - 8388608.0) * value[None, :]
+                u += (raised_code(codes_u, j) - 8388608.0) * value[None, :]
         scale = group_tile(sg + groups, rows, ok, first, KW // SPAN, SPAN, BN, W, EVEN, WIDE)
-        gate += g * scale + group_tile(bg + groups, rows, ok, first, KW // SPAN, SPAN, BN, W, EVEN, WIDE) * total
+        gate += (g - excess) * scale + group_tile(
+            bg + groups, rows, ok, first, KW // SPAN, SPAN, BN, W, EVEN, WIDE
+        ) * total
         scale = group_tile(su + groups, rows, ok, first, KW // SPAN, SPAN, BN, W, EVEN, WIDE)
-        up += u * scale + group_tile(bu + groups, rows, ok, first, KW // SPAN, SPAN, BN, W, EVEN, WIDE) * total
+        up += (u - excess) * scale + group_tile(
+            bu + groups, rows, ok, first, KW // SPAN, SPAN, BN, W, EVEN, WIDE
+        ) * total
     hidden = activated(tl.sum(gate, 1), tl.sum(up, 1), GEGLU)
     tl.store(act + slot * N + rows % 8 * (N // 8) + rows // 8, hidden, mask=ok)
 
@@ -78,12 +88,20 @@ def fused_down_affine4(act, ids, scores, wd, sd, bd, partial, KW: tl.constexpr, 
         codes = load_tile(wd + rows[:, None] * KW + word[None, :], ok[:, None] & (word < KW)[None, :], EVEN)
         d = tl.full([BN, W], 0.0, tl.float32)
         total = tl.full([W], 0.0, tl.float32)
+        excess = tl.full([W], 0.0, tl.float32)
         for j in tl.static_range(8):
             value = load_tile(act + j * KW + word, word < KW, KW % W == 0)
             total += value
-            d += code(codes, j) * (value * inverse_unit(j))[None, :]
+            value *= inverse_unit(j)
+            if stands_high(j):
+                d += raised_code(codes, j) * value[None, :]
+                excess += 8388608.0 * value
+            else:
+                d += (raised_code(codes, j) - 8388608.0) * value[None, :]
         scale = group_tile(sd + groups, rows, ok, first, KW // SPAN, SPAN, BN, W, EVEN, WIDE)
-        down += d * scale + group_tile(bd + groups, rows, ok, first, KW // SPAN, SPAN, BN, W, EVEN, WIDE) * total
+        down += (d - excess) * scale + group_tile(
+            bd + groups, rows, ok, first, KW // SPAN, SPAN, BN, W, EVEN, WIDE
+        ) * total
     tl.store(partial + slot * N + rows, tl.sum(down, 1) * tl.load(scores + slot), mask=ok)
 
 

@@ -5,15 +5,23 @@
 Launch 1: `align` (histogram, stable sort, block table, and x by nibble planes). Launch 2: gate, up and activation
 as block products. Launch 3: down times the score -> partial [slots, hidden] float32. Launch 4: `combine`. The grid
 is padded to the most blocks that the token count allows; programs beyond the real count leave at once. Weights are
-the left factor of each product, so that codes are turned into bf16 in the registers that feed the tensor cores. Padding rows read
-row 0 and are not stored.
+the left factor of each product, so that codes are turned into bf16 in the registers that feed the tensor
+cores. Padding rows read row 0 and are not stored.
 Within one token count a result is deterministic; it is not promised to be the same in another batch.
 """
 
 import triton
 import triton.language as tl
 
-from moeplan.kernels.triton_common import activated, code, group_tile, inverse_unit, load_tile, product
+from moeplan.kernels.triton_common import (
+    activated,
+    group_tile,
+    inverse_unit,
+    load_tile,
+    product,
+    raised_code,
+    stands_high,
+)
 
 
 @triton.jit(do_not_specialize=["slots"])
@@ -60,7 +68,12 @@ def align(ids, order, block_expert, count, x, planes, slots, E: tl.constexpr, BI
 @triton.jit
 def weight_tile(words, scale, bias, J: tl.constexpr):
     """scale * code + bias as bf16: computed in float32, rounded once."""
-    return (code(words, J) * (scale * inverse_unit(J)) + bias).to(tl.bfloat16)
+    if stands_high(J):
+        return (raised_code(words, J) * (scale * inverse_unit(J)) + (bias - 8388608.0 * inverse_unit(J) * scale)).to(
+            tl.bfloat16
+        )
+    else:
+        return ((raised_code(words, J) - 8388608.0) * (scale * inverse_unit(J)) + bias).to(tl.bfloat16)
 
 
 @triton.jit

@@ -18,7 +18,7 @@ from moeplan.kernels.triton_config import BLOCK_ROWS, declines, fused_tiles, gro
 from moeplan.kernels.triton_interpret import INTERPRETED
 from moeplan.traffic.shape import LayerShape, WeightFormat
 
-_SOURCES = ("triton_common", "triton_config", "triton_layer", "triton_fused", "triton_grouped")
+_SOURCES = ("triton_common", "triton_config", "triton_layer", "triton_launch", "triton_fused", "triton_grouped")
 _WEIGHTS: dict[tuple[LayerShape, str], list[Any]] = {}  # one set at a time: arms of one shape share its layers
 
 
@@ -166,7 +166,7 @@ class _TritonKernel:
             source = target
 
     def _launch(self, experts: Any, call: Any, scratch: Any) -> tuple[str, ...]:
-        from moeplan.kernels.triton_layer import run_fused, run_grouped
+        from moeplan.kernels.triton_launch import run_fused, run_grouped
 
         if not self.block_rows:
             return run_fused(experts, call, scratch, fused_tiles(experts.shape))
