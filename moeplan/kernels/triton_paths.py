@@ -4,6 +4,7 @@ torch and triton are imported when a kernel is prepared, not before.
 """
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +21,10 @@ from moeplan.traffic.shape import LayerShape, WeightFormat
 
 _SOURCES = ("triton_common", "triton_config", "triton_layer", "triton_launch", "triton_fused", "triton_grouped")
 _WEIGHTS: dict[tuple[LayerShape, str], list[Any]] = {}  # one set at a time: arms of one shape share its layers
+_PLANES: OrderedDict[tuple[LayerShape, int], tuple[FloatArray, FloatArray, FloatArray]] = (
+    OrderedDict()
+)  # of layer 0, for parity
+_PLANES_BYTES = 4e9  # what they may hold: all 128 experts of Qwen3-30B-A3B are 2.4 GB in float32
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +62,7 @@ def random_experts(shape: LayerShape, layers: int, device: str) -> list[Any]:
     key = (shape, device)
     if key not in _WEIGHTS:
         _WEIGHTS.clear()
+        _PLANES.clear()
         _WEIGHTS[key] = []
     kept = _WEIGHTS[key]
     kept.extend(_draw_layer(shape, seed, device) for seed in range(len(kept), layers))
@@ -204,9 +210,14 @@ class _TritonKernel:
         return values
 
     def planes(self, state: State, expert: int) -> tuple[FloatArray | None, FloatArray, FloatArray]:
-        """Gate, up and down of layer 0 as stored, dequantised to float32."""
-        gate, up, down = (matrix.astype(np.float32) for matrix in state.experts[0].dense(expert))
-        return gate, up, down
+        """Gate, up and down of layer 0 as stored, dequantised to float32; the last few are kept."""
+        key = (state.arm.shape, expert)
+        if key not in _PLANES:
+            gate, up, down = (matrix.astype(np.float32) for matrix in state.experts[0].dense(expert))
+            _PLANES[key] = gate, up, down
+            while len(_PLANES) > max(1, _PLANES_BYTES / (4 * state.arm.shape.plane_weights)):
+                _PLANES.popitem(last=False)
+        return _PLANES[key]
 
     def signature(self, state: State) -> str:
         """`grouped:16 rows=16 launches=4 kernels=align,...` from the last launch."""

@@ -24,7 +24,7 @@ from moeplan.runners.parity import parity
 from moeplan.runners.spec import PARITY_BOUND
 from moeplan.traffic.shape import LayerShape
 
-STATES_KEPT = 128  # prepared arms; ids and inputs only, the weights are the kernel's to share
+STATES_KEPT = 1024  # prepared arms, more than a run has: ids, inputs, graphs; the weights are the kernel's to share
 WARM_AGAIN_BELOW_S = 0.1  # a short chain below this is run once untimed before every timing, not only the first
 
 
