@@ -183,30 +183,46 @@ def whole(shape: LayerShape, tokens: int, rows: int, bandwidth: float, rounds: i
 
 
 def read_bandwidth() -> float:
-    """Bytes read and written a second by a 4 GB copy."""
-    source = torch.empty(1 << 32, dtype=torch.int8, device=DEVICE).random_()
-    target = torch.empty_like(source)
-    return 2 * source.numel() / (graph_us(lambda: target.copy_(source)) * 1e-6)
+    """Bytes read and written a second by a 4 GB copy, outside a graph."""
+    source = torch.empty(1 << 30, dtype=torch.float32, device=DEVICE).normal_()
+    target, times = torch.empty_like(source), []
+    for _ in range(6):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        target.copy_(source)
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e-3)
+    return 8 * source.numel() / statistics.median(times)
+
+
+def _tiles(*cuts: tuple[int, ...]) -> list[Tile]:
+    return [Tile(*cut) for cut in cuts]
 
 
 def cuts_for(shape: LayerShape, rows: int) -> dict[str, list[Tile]]:
-    """What --tune tries."""
+    """What --tune tries: (rows of weights, words or columns a step, warps, stages)."""
     if shape.up.bits == 4 and not rows:
-        up = [Tile(4, 64, 1), Tile(4, 128, 1), Tile(4, 128, 1, 1, True), Tile(8, 64, 1), Tile(8, 128, 2),
-              Tile(16, 128, 4), Tile(8, 256, 2), Tile(2, 128, 1), Tile(16, 64, 2)]  # fmt: skip
-        down = [Tile(8, 32, 1), Tile(8, 32, 1, 1, True), Tile(16, 32, 1), Tile(16, 32, 2), Tile(32, 32, 2),
-                Tile(8, 128, 1), Tile(32, 32, 4)]  # fmt: skip
+        up = _tiles((4, 64, 1), (8, 64, 2), (16, 64, 4), (8, 32, 1), (8, 32, 2), (16, 32, 2), (16, 32, 4), (32, 32, 4),
+                    (2, 64, 1), (4, 64, 2), (8, 128, 4), (16, 16, 1), (32, 16, 2))  # fmt: skip
+        down = _tiles((32, 32, 2), (64, 32, 4), (64, 32, 2), (32, 32, 1), (16, 32, 2), (16, 32, 4), (128, 32, 8),
+                      (32, 16, 2), (32, 16, 1), (64, 16, 4), (16, 64, 2), (16, 128, 4))  # fmt: skip
     elif not rows:
-        up = [Tile(4, 1024, 4), Tile(4, 512, 2), Tile(4, 256, 1), Tile(8, 512, 4), Tile(2, 512, 1), Tile(8, 256, 2)]
-        down = [Tile(4, 256, 1), Tile(8, 256, 1), Tile(8, 256, 2), Tile(16, 256, 4), Tile(4, 512, 2)]
+        up = _tiles((4, 1024, 4), (4, 512, 2), (4, 256, 1), (8, 512, 4), (2, 512, 1), (8, 256, 2), (4, 512, 1),
+                    (16, 256, 4), (8, 1024, 8))  # fmt: skip
+        down = _tiles(
+            (4, 256, 1), (8, 256, 1), (8, 256, 2), (16, 256, 4), (4, 512, 2), (16, 256, 2), (32, 256, 4), (8, 256, 4)
+        )
     elif shape.up.bits == 4:
-        up = [Tile(64, 32, 4, 3), Tile(64, 32, 4, 2), Tile(64, 16, 4, 3), Tile(64, 16, 4, 4), Tile(64, 32, 4, 3, True),
-              Tile(128, 16, 4, 3), Tile(32, 32, 4, 3), Tile(128, 16, 8, 3), Tile(32, 32, 2, 3)]  # fmt: skip
-        down = [Tile(64, 32, 4, 3), Tile(64, 32, 4, 2), Tile(128, 32, 4, 2), Tile(64, 16, 4, 3), Tile(32, 32, 4, 3),
-                Tile(128, 16, 4, 3)]  # fmt: skip
+        up = _tiles((64, 32, 4, 3), (64, 32, 4, 2), (128, 16, 4, 2), (128, 16, 4, 3), (128, 32, 4, 2), (128, 16, 4, 4),
+                    (64, 64, 4, 2), (64, 32, 8, 2), (128, 32, 8, 2), (256, 16, 8, 3))  # fmt: skip
+        down = _tiles((64, 32, 4, 3), (64, 32, 4, 2), (128, 32, 4, 2), (128, 16, 4, 2), (128, 16, 4, 3),
+                      (128, 32, 4, 3), (256, 16, 8, 3), (128, 32, 8, 2), (256, 32, 8, 2))  # fmt: skip
     else:
-        up = [Tile(64, 128, 4, 3), Tile(64, 64, 4, 4), Tile(128, 64, 4, 3), Tile(64, 256, 4, 2), Tile(32, 128, 4, 3)]
-        down = [Tile(64, 128, 4, 3), Tile(128, 64, 4, 3), Tile(64, 64, 4, 4), Tile(128, 128, 4, 2)]
+        up = _tiles((64, 128, 4, 3), (64, 64, 4, 4), (128, 64, 4, 3), (64, 256, 4, 2), (64, 64, 4, 3), (128, 64, 8, 3),
+                    (64, 128, 4, 2), (128, 128, 8, 2))  # fmt: skip
+        down = _tiles((64, 128, 4, 3), (128, 64, 4, 3), (64, 64, 4, 4), (128, 128, 4, 2), (128, 64, 8, 3),
+                      (128, 128, 8, 3), (256, 64, 8, 3))  # fmt: skip
     return {"up": up, "down": down}
 
 
@@ -274,9 +290,9 @@ def main() -> None:
         (chosen.out / "kernels_h200.json").write_text(json.dumps(result, indent=1))
 
     formats = chosen.formats.split(",")
-    plan = [(8, 0), (1, 0), (64, 16), (512, 64)] if chosen.tune else []
+    plan = [(8, 0), (1, 0), (64, 16), (16, 16), (128, 32), (512, 64), (2048, 128)] if chosen.tune else []
     result["parity"] = prepare_all(formats, plan)
-    for key, value in result["parity"].items():
+    for key, value in sorted(result["parity"].items()):
         say(f"parity {key}", f"{value:.2e}")
     result["bandwidth"] = bandwidth = read_bandwidth()
     say(f"copy GB/s ({left():.0f} s left)", round(bandwidth / 1e9))
@@ -295,8 +311,9 @@ def main() -> None:
             found = tune(shape, tokens, rows, cuts_for(shape, rows))
             result["tune"] += found
             save()
-            for row in sorted(found, key=lambda r: (r["part"], r["us"])):
-                print(name, tokens, "rows", rows, row["part"], row["cut"], f"{row['us']:.1f}", flush=True)
+            for part in dict.fromkeys(row["part"] for row in found):
+                best = sorted((row for row in found if row["part"] == part), key=lambda row: row["us"])[:4]
+                say(f"{name} {tokens} rows {rows} {part}", "; ".join(f"{r['us']:.1f} {r['cut']}" for r in best))
         points = [(n, 0) for n in (1, 2, 4, 8, 16, 32)] + [(n, 16) for n in (4, 8, 16, 32, 64, 128)]
         points += [(128, 32), (256, 64), (512, 64), (1024, 128), (2048, 64), (2048, 128)]
         for tokens, rows in points:

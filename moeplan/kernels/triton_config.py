@@ -53,19 +53,25 @@ def fused_tiles(shape: LayerShape) -> Tiles:
     if INTERPRETED:
         return Tiles(Tile(128, 64, 1), Tile(128, 64, 1))
     if shape.up.bits == 4:
-        return Tiles(Tile(4, _step(shape.hidden // 8, 128), 1), Tile(8, _step(shape.expert_hidden // 8, 128), 1))
-    return Tiles(Tile(4, _step(shape.hidden, 1024), 4), Tile(4, _step(shape.expert_hidden, 256), 1))
+        return Tiles(Tile(4, _step(shape.hidden // 8, 64), 1), Tile(32, _step(shape.expert_hidden // 8, 32), 2))
+    return Tiles(Tile(4, _step(shape.hidden, 512), 1), Tile(16, _step(shape.expert_hidden, 256), 2))
 
 
 def grouped_tiles(shape: LayerShape, block_rows: int) -> Tiles:
     """Cuts of `grouped` with blocks of that many rows."""
-    warps = 4 if block_rows <= 64 else 8
-    if shape.up.bits == 4:
-        step = 32 if block_rows <= 32 else 16  # eight planes of x are staged at once
-        cut = Tile(64, step, warps, 3), Tile(64, step, warps, 3)
-    else:
-        cut = Tile(64, 128, warps, 3), Tile(64, 128, warps, 3)
-    return Tiles(*cut)
+    packed = {
+        16: Tiles(Tile(128, 16, 4, 3), Tile(64, 32, 4, 3)),
+        32: Tiles(Tile(64, 32, 4, 3), Tile(128, 16, 4, 3)),
+        64: Tiles(Tile(128, 32, 8, 2), Tile(256, 32, 8, 2)),
+        128: Tiles(Tile(128, 32, 8, 2), Tile(256, 32, 8, 2)),
+    }
+    plain = {
+        16: Tiles(Tile(64, 128, 4, 3), Tile(128, 64, 8, 3)),
+        32: Tiles(Tile(128, 64, 4, 3), Tile(256, 64, 8, 3)),
+        64: Tiles(Tile(128, 64, 8, 3), Tile(256, 64, 8, 3)),
+        128: Tiles(Tile(128, 64, 8, 3), Tile(256, 64, 8, 3)),
+    }
+    return (packed if shape.up.bits == 4 else plain)[block_rows]
 
 
 def _step(size: int, most: int) -> int:

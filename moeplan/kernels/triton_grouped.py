@@ -6,7 +6,7 @@ Launch 1: `align` (histogram, stable sort, block table, and x by nibble planes).
 as block products. Launch 3: down times the score -> partial [slots, hidden] float32. Launch 4: `combine`. The grid
 is padded to the most blocks that the token count allows; programs beyond the real count leave at once. Weights are
 the left factor of each product, so that codes are turned into bf16 in the registers that feed the tensor
-cores. Padding rows read row 0 and are not stored.
+cores. Padding rows are not read and not stored.
 Within one token count a result is deterministic; it is not promised to be the same in another batch.
 """
 
@@ -87,7 +87,8 @@ def grouped_gate_up_affine4(planes, order, block_expert, count, wg, sg, bg, wu, 
         return
     expert = tl.load(block_expert + block).to(tl.int64)
     slot = tl.load(order + block * BM + tl.arange(0, BM)).to(tl.int64)
-    token = tl.where(slot >= 0, slot, 0) // TOP_K
+    used = slot >= 0  # padding rows read nothing: one shared row would be a hot spot in the cache
+    token = tl.where(used, slot, 0) // TOP_K
     rows = tl.program_id(0) * BN + tl.arange(0, BN)
     ok = rows < N
     EVEN: tl.constexpr = (KW % W == 0) and (N % BN == 0)
@@ -108,12 +109,12 @@ def grouped_gate_up_affine4(planes, order, block_expert, count, wg, sg, bg, wu, 
         bias_u = group_tile(bu + groups, rows, ok, first, KW // SPAN, SPAN, BN, W, EVEN, WIDE)
         for j in tl.static_range(8):
             here = planes + token[None, :] * (8 * KW) + j * KW + word[:, None]
-            value = load_tile(here, (word < KW)[:, None], KW % W == 0)
+            value = tl.load(here, mask=used[None, :] & (word < KW)[:, None], other=0.0)
             gate = product(weight_tile(codes_g, scale_g, bias_g, j), value, gate)
             up = product(weight_tile(codes_u, scale_u, bias_u, j), value, up)
     hidden = activated(gate, up, GEGLU).to(tl.bfloat16)
     at = slot[None, :] * N + (rows % 8 * (N // 8) + rows // 8)[:, None]
-    tl.store(act + at, hidden, mask=ok[:, None] & (slot >= 0)[None, :])
+    tl.store(act + at, hidden, mask=ok[:, None] & used[None, :])
 
 
 @triton.jit
@@ -140,7 +141,7 @@ def grouped_down_affine4(act, order, block_expert, count, scores, wd, sd, bd, pa
         bias = group_tile(bd + groups, rows, ok, first, KW // SPAN, SPAN, BN, W, EVEN, WIDE)
         for j in tl.static_range(8):
             here = act + tl.where(used, slot, 0)[None, :] * (8 * KW) + j * KW + word[:, None]
-            value = load_tile(here, (word < KW)[:, None], KW % W == 0)
+            value = tl.load(here, mask=used[None, :] & (word < KW)[:, None], other=0.0)
             down = product(weight_tile(codes, scale, bias, j), value, down)
     weight = tl.load(scores + slot, mask=used, other=0.0)
     at = slot[None, :] * N + rows[:, None]
@@ -157,7 +158,8 @@ def grouped_gate_up_bf16(x, order, block_expert, count, wg, wu, act, K: tl.const
         return
     expert = tl.load(block_expert + block).to(tl.int64)
     slot = tl.load(order + block * BM + tl.arange(0, BM)).to(tl.int64)
-    token = tl.where(slot >= 0, slot, 0) // TOP_K
+    used = slot >= 0  # padding rows read nothing: one shared row would be a hot spot in the cache
+    token = tl.where(used, slot, 0) // TOP_K
     rows = tl.program_id(0) * BN + tl.arange(0, BN)
     ok = rows < N
     EVEN: tl.constexpr = (K % BK == 0) and (N % BN == 0)
@@ -169,11 +171,12 @@ def grouped_gate_up_bf16(x, order, block_expert, count, wg, wu, act, K: tl.const
         column = first + tl.arange(0, BK)
         inside = ok[:, None] & (column < K)[None, :]
         at = rows[:, None] * K + column[None, :]
-        value = load_tile(x + token[None, :] * K + column[:, None], (column < K)[:, None], K % BK == 0)
+        here = x + token[None, :] * K + column[:, None]
+        value = tl.load(here, mask=used[None, :] & (column < K)[:, None], other=0.0)
         gate = product(load_tile(wg + at, inside, EVEN), value, gate)
         up = product(load_tile(wu + at, inside, EVEN), value, up)
     hidden = activated(gate, up, GEGLU).to(tl.bfloat16)
-    tl.store(act + slot[None, :] * N + rows[:, None], hidden, mask=ok[:, None] & (slot >= 0)[None, :])
+    tl.store(act + slot[None, :] * N + rows[:, None], hidden, mask=ok[:, None] & used[None, :])
 
 
 @triton.jit
@@ -196,7 +199,8 @@ def grouped_down_bf16(act, order, block_expert, count, scores, wd, partial, K: t
         column = first + tl.arange(0, BK)
         weights = load_tile(wd + rows[:, None] * K + column[None, :], ok[:, None] & (column < K)[None, :], EVEN)
         here = act + tl.where(used, slot, 0)[None, :] * K + column[:, None]
-        down = product(weights, load_tile(here, (column < K)[:, None], K % BK == 0), down)
+        value = tl.load(here, mask=used[None, :] & (column < K)[:, None], other=0.0)
+        down = product(weights, value, down)
     weight = tl.load(scores + slot, mask=used, other=0.0)
     tl.store(partial + slot[None, :] * N + rows[:, None], down * weight[None, :],
              mask=ok[:, None] & used[None, :])  # fmt: skip
