@@ -279,6 +279,7 @@ def main() -> None:
     options.add_argument("--budget", type=float, default=240.0)
     options.add_argument("--tune", action="store_true")
     options.add_argument("--formats", default="affine4-g64,bf16")
+    options.add_argument("--points", default="8:0,1:0,64:16,16:16,128:32,512:64,2048:128", help="tuned: tokens:rows")
     chosen = options.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
     start, result = time.monotonic(), {"device": torch.cuda.get_device_name(), "parity": {}, "tune": [], "times": []}
@@ -290,7 +291,7 @@ def main() -> None:
         (chosen.out / "kernels_h200.json").write_text(json.dumps(result, indent=1))
 
     formats = chosen.formats.split(",")
-    plan = [(8, 0), (1, 0), (64, 16), (16, 16), (128, 32), (512, 64), (2048, 128)] if chosen.tune else []
+    plan = [tuple(map(int, pair.split(":"))) for pair in chosen.points.split(",")] if chosen.tune else []
     result["parity"] = prepare_all(formats, plan)
     for key, value in sorted(result["parity"].items()):
         say(f"parity {key}", f"{value:.2e}")

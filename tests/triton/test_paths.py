@@ -10,8 +10,8 @@ from moeplan.kernels.formats import code_std, from_bf16, to_bf16  # noqa: E402
 from moeplan.kernels.protocol import Arm  # noqa: E402
 from moeplan.kernels.reference import moe_layer, relative_rms  # noqa: E402
 from moeplan.kernels.triton_config import declines  # noqa: E402
-from moeplan.kernels.triton_layer import Call, make_scratch, most_blocks  # noqa: E402
 from moeplan.kernels.triton_launch import align  # noqa: E402
+from moeplan.kernels.triton_layer import Call, make_scratch, most_blocks  # noqa: E402
 from moeplan.traffic.load import ExpertLoad  # noqa: E402
 from tests.triton.layers import FINAL, bound, shape_of  # noqa: E402
 
