@@ -147,7 +147,7 @@ def tune(shape: LayerShape, tokens: int, rows: int, cuts: dict[str, list[Tile]])
         try:
             us = graph_us(body) / len(layers)
         except Exception as bad:  # a cut may need too much shared memory: say so and go on
-            us, tile = float("inf"), f"{tile} {str(bad)[:60]}"
+            us, tile = None, f"{tile} {str(bad)[:60]}"
         cut = [tile.rows, tile.step, tile.warps, tile.stages, tile.wide] if isinstance(tile, Tile) else str(tile)
         found.append({"format": shape.format_name, "tokens": tokens, "rows": rows, "part": part, "cut": cut, "us": us})
 
@@ -292,7 +292,9 @@ def main() -> None:
 
     formats = chosen.formats.split(",")
     plan = [tuple(map(int, pair.split(":"))) for pair in chosen.points.split(",")] if chosen.tune else []
-    result["parity"] = prepare_all(formats, plan)
+    tables = prepare_all(formats, plan)
+    result["parity"] = {key: value for key, value in tables.items() if not key.startswith("failed")}
+    result["unfit"] = sorted(set(tables) - set(result["parity"]))  # cuts that the device cannot hold
     for key, value in sorted(result["parity"].items()):
         say(f"parity {key}", f"{value:.2e}")
     result["bandwidth"] = bandwidth = read_bandwidth()
@@ -313,7 +315,9 @@ def main() -> None:
             result["tune"] += found
             save()
             for part in dict.fromkeys(row["part"] for row in found):
-                best = sorted((row for row in found if row["part"] == part), key=lambda row: row["us"])[:4]
+                best = sorted((row for row in found if row["part"] == part and row["us"]), key=lambda row: row["us"])[
+                    :4
+                ]
                 say(f"{name} {tokens} rows {rows} {part}", "; ".join(f"{r['us']:.1f} {r['cut']}" for r in best))
         points = [(n, 0) for n in (1, 2, 4, 8, 16, 32)] + [(n, 16) for n in (4, 8, 16, 32, 64, 128)]
         points += [(128, 32), (256, 64), (512, 64), (1024, 128), (2048, 64), (2048, 128)]

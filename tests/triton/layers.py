@@ -17,8 +17,8 @@ from moeplan.traffic.shape import LayerShape, WeightFormat
 BOUND = {
     ("fused", 4): 5e-5,
     ("fused", 16): 2e-6,
-    ("grouped", 4): 1.2e-2 if INTERPRETED else 4e-3,
-    ("grouped", 16): 4.5e-3 if INTERPRETED else 2.2e-3,
+    ("grouped", 4): 1.2e-2 if INTERPRETED else 5e-3,
+    ("grouped", 16): 4.5e-3 if INTERPRETED else 2.5e-3,
 }
 FINAL = 4e-3 if INTERPRETED else 1.9e-3  # one rounding to bf16
 
