@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from moeplan.engines.chain import Engine
 from moeplan.errors import Decline, MoeplanError
 from moeplan.planning.evidence import LADDER, Findings, Move, fit_row, gate_row, keys, ladder_rows, whole_row
-from moeplan.planning.gates import Chain, Table, choose
+from moeplan.planning.gates import Chain, Choice, Table, choose
 from moeplan.planning.mix import Traffic, step_mix
 from moeplan.planning.prices import Assumption, Prices, price_all
 from moeplan.planning.span import LayerGroup
@@ -15,7 +16,8 @@ from moeplan.planning.words import listed
 
 SCHEMA = "moeplan.plan/1"
 FLOOR = 0.02  # a change must gain this much at its low end: mlxcel's autotuner switch rule (#906)
-_OCTAVE = (1.25, 1.5, 1.75, 2.0)  # above the ladder four sizes an octave, so that a gate is placed within 25 %
+_OCTAVE = (1.25, 1.5, 1.75, 2.0)  # above the ladder four sizes an octave, then refined around each threshold
+_PARTS = 8  # of the gap around a threshold in each refinement
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +44,7 @@ def recommend(setting: Setting) -> dict[str, Any]:
     engine, missing = setting.engine.limited_to(known)
     chain = Chain(engine.gates, setting.groups[0].shape)
     mix = step_mix(setting.traffic)
-    prices = price_all(setting.groups, chain.paths, sizes(setting.groups, mix), setting.assumption)
-    table, outside = planned(chain, prices, mix)
-    choice = choose(chain, table, setting.floor)
+    table, outside, choice = _settled(chain, setting, mix)
     fits = price_all(setting.groups, chain.paths, table.tokens, replace(setting.assumption, points=False))
     moves = tuple(_move(chain, setting, mix, other) for other in setting.alternatives)
     findings = Findings(chain, table, choice, fits, moves, setting.floor)
@@ -63,6 +63,29 @@ def recommend(setting: Setting) -> dict[str, Any]:
         "notes": list(engine.notes),
         "declines": [{"path": no.path, "reason": no.reason} for no in (*setting.declines, *missing, *outside)],
     }
+
+
+def _settled(chain: Chain, setting: Setting, mix: Mapping[int, int]) -> tuple[Table, tuple[Decline, ...], Choice]:
+    """Prices and the choice on the grid of `sizes`, refined until each chosen threshold is exact to a token."""
+    grid = sizes(setting.groups, mix)
+    while True:
+        prices = price_all(setting.groups, chain.paths, grid, setting.assumption)
+        table, outside = planned(chain, prices, mix)
+        choice = choose(chain, table, setting.floor)
+        finer = sorted({*grid, *_between(chain, table, choice)})
+        if finer == grid:
+            return table, outside, choice
+        grid = finer
+
+
+def _between(chain: Chain, table: Table, choice: Choice) -> set[int]:
+    """Sizes to look at between two neighbours of the table that run different paths under the chosen thresholds."""
+    levels = chain.levels(choice.chosen, table.tokens)
+    found: set[int] = set()
+    for (a, one), (b, other) in pairwise(zip(table.tokens, levels, strict=True)):
+        if one != other:
+            found.update(range(a, b, -(-(b - a) // _PARTS)))
+    return found
 
 
 def sizes(groups: Sequence[LayerGroup], mix: Mapping[int, int]) -> list[int]:

@@ -16,7 +16,7 @@ from moeplan.traffic.routing import Routing, parse_routing
 from moeplan.traffic.shape import LayerShape
 
 SKEW = "popularity:gpt-oss-20b"  # the skew under which every plan is tried as well
-DEMO_MODEL, DEMO_DEVICE, DEMO_CLIENTS = "qwen3-30b-a3b-4bit", "h200", (1, 2, 4, 8, 16, 32)
+DEMO_MODEL, DEMO_DEVICE, DEMO_CLIENTS = "qwen3-30b-a3b-4bit", "h200", (1, 2, 4, 8, 16, 32, 64)
 DEMO_ENGINES = ("moeplan-triton", "mlx-lm")
 
 
@@ -44,7 +44,7 @@ def make_setting(
 
 def demo_settings(store: Store) -> list[Setting]:
     """Both engines that are calibrated on the H200, over enough clients to cross their gates."""
-    uniform, traffic = Assumption(Routing("uniform")), Traffic(DEMO_CLIENTS)
+    uniform, traffic = Assumption(Routing("uniform")), Traffic(DEMO_CLIENTS, max_batch=max(DEMO_CLIENTS))
     return [
         make_setting(store, DEMO_MODEL, DEMO_DEVICE, find_engine(name, []), traffic, uniform) for name in DEMO_ENGINES
     ]
