@@ -61,7 +61,7 @@ def fused_tiles(shape: LayerShape) -> Tiles:
 def grouped_tiles(shape: LayerShape, block_rows: int) -> Tiles:
     """Cuts of `grouped` with blocks of that many rows."""
     packed = {
-        16: Tiles(Tile(128, 16, 4, 3), Tile(64, 32, 4, 3)),
+        16: Tiles(Tile(64, 32, 4, 3), Tile(64, 32, 4, 3)),
         32: Tiles(Tile(64, 32, 4, 3), Tile(128, 16, 4, 3)),
         64: Tiles(Tile(128, 32, 8, 2), Tile(256, 32, 8, 2)),
         128: Tiles(Tile(128, 32, 8, 2), Tile(256, 32, 8, 2)),
