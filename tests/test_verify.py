@@ -57,19 +57,29 @@ def sample(arm: Arm, seconds: float, spread: float = 0.0, **changes: Any) -> Sam
 
 
 def verdict(
-    times: dict[tuple[str, int], float | None], plan: dict[str, Any] | None = None, spread: float = 0.0, **changes: Any
+    times: dict[tuple[str, int], float | None],
+    plan: dict[str, Any] | None = None,
+    spread: float = 0.0,
+    seeds: Sequence[int] = (1,),
+    **changes: Any,
 ) -> dict[str, Any]:
-    """Judge a plan on these times; None = the arm failed."""
+    """Judge a plan on these times; None = the arm failed. `by_draw` adds seconds to path b, a value a seed."""
     plan = plan or plan_of([moved()])
     found, _ = crossings(plan)
-    arms = arms_of(plan, found, 1, (1, 2))
+    arms = arms_of(plan, found, seeds, (1, 2))
     samples, failed = [], {}
     for arm in arms:
         seconds = times[arm.path, arm.tokens]
+        if seconds is not None and arm.path == "b" and "by_draw" in changes:
+            seconds += changes["by_draw"][seeds.index(arm.seed)]
         if seconds is None:
             failed[arm.id] = changes.get("reason", "killed by SIGABRT")
         else:
-            own = {key: value[arm.path] for key, value in changes.items() if key != "reason" and arm.path in value}
+            own = {
+                key: value[arm.path]
+                for key, value in changes.items()
+                if key not in ("reason", "by_draw") and arm.path in value
+            }
             samples.append(sample(arm, seconds, spread, **own))
     return judge(plan, SampleFile(Path("x"), {}, tuple(samples), failed), arms)
 
@@ -95,6 +105,15 @@ def test_slower_beyond_the_noise_is_refuted_and_within_it_is_not() -> None:
     assert verdict(same)["outcome"] == "within noise"
     assert verdict(GOOD | {("b", 4): 0.95}, spread=0.08)["outcome"] == "confirmed"
     assert verdict(GOOD, spread=0.5)["outcome"] == "within noise"
+
+
+def test_a_lead_must_hold_over_the_routing_draws() -> None:
+    slower = GOOD | {("b", 4): 0.96}  # 4 % faster than the recommended path, if every draw agrees
+    assert verdict(slower, seeds=(1, 2, 3), by_draw=(0.0, 0.001, -0.001))["outcome"] == "refuted"
+    found = verdict(slower, seeds=(1, 2, 3), by_draw=(-0.03, 0.09, -0.06))
+    assert [row["outcome"] for row in found["verdicts"]][:2] == ["within noise"] * 2
+    assert found["verdicts"][1]["draws_s"] == pytest.approx([0.93, 1.05, 0.90])
+    assert found["verdicts"][1]["measured_s"] == pytest.approx(0.96)
 
 
 def test_a_default_that_was_kept_may_lose_the_floor_but_no_more() -> None:
@@ -240,7 +259,7 @@ def test_real_mlx_kernels_on_the_cpu(tmp_path: Path) -> None:
         text = json.loads(plan.read_text())
         text["gates"][0]["recommended"] = 64
         plan.write_text(json.dumps(text))
-    found = prove(plan, Trial(spec, Store(calibration=tmp_path / "c"), 4, (1, 4)))
+    found = prove(plan, Trial(spec, Store(calibration=tmp_path / "c"), 4, (1, 4), draws=2))
     holds(found, {"gather", "gather_sorted"})
     other = json.loads(plan.read_text())
     other["keys"]["engine_version"] = "0.0.1"
@@ -264,7 +283,7 @@ def test_a_c_program_gets_its_gate_and_is_verified(tmp_path: Path) -> None:
     if gate["recommended"] in (None, 1):  # a noisy machine: the crossing is tried all the same
         gate["recommended"] = 8
         plan.write_text(json.dumps(text))
-    trial = Trial(spec, Store(calibration=tmp_path / "c"), 4, (1, 4))
+    trial = Trial(spec, Store(calibration=tmp_path / "c"), 4, (1, 4), draws=2)
     holds(prove(plan, trial), set(paths))
     first = (plan.parent / "verify.jsonl").read_text()
     holds(prove(plan, trial), set(paths))  # a finished run starts anew

@@ -1,15 +1,25 @@
 """`moeplan calibrate run`: measure this machine into a journal."""
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from moeplan import units
-from moeplan.cli.common import Calibrations, Json, Models, Seed, Traces, emit, note, numbers, store, table
+from moeplan.cli.common import (
+    Calibrations,
+    Json,
+    Models,
+    Seed,
+    Traces,
+    chain_of,
+    emit,
+    note,
+    numbers,
+    progress_bar,
+    store,
+    table,
+)
 from moeplan.errors import MoeplanError
 from moeplan.store import Store
 
@@ -57,7 +67,7 @@ def run(  # noqa: PLR0913  a command has one argument an option
     layout = (names, numbers(tokens, "--tokens"), [name for name in routing.split(",") if name], chain)
     request = _request((device, model, rounds, seed), layout, found, output)
     journal = output / device / f"{spec.runner}-{facts['engine_version']}" / f"{request.model}.jsonl"
-    with _progress() as progress:
+    with progress_bar() as progress:
         samples = measure(spec, request, journal, progress)
     _report(samples, spec, as_json)
 
@@ -81,7 +91,7 @@ def _request(
     known = {name: parse_routing(name, found) for name in [*routings, "balanced"]}
     for said in {arm.note(shape.experts, shape.top_k) for arm in known.values() for shape in shapes} - {None}:
         note(f"note: {said}")
-    fixed = None if chain in ("", "fill") else _chain(chain)
+    fixed = None if chain in ("", "fill") else chain_of(chain)
     arms = [arm for shape in shapes for arm in grid(names, shape, tokens, routings, seed, fixed)]
     cache = _cache_bytes(device, found, output)
     if chain == "fill":
@@ -107,16 +117,6 @@ def _cache_bytes(device: str, found: Store, output: Path) -> float | None:
     return facts["last_level_cache"].value
 
 
-def _chain(text: str) -> tuple[int, int]:
-    try:
-        short, long = (int(word) for word in text.split(","))
-    except ValueError:
-        raise MoeplanError(f"--chain {text!r}: expected two layer counts such as 12,48, or fill") from None
-    if not 1 <= short < long:
-        raise MoeplanError(f"--chain {text}: expected the shorter chain first, at least 1 layer")
-    return short, long
-
-
 def _writable(output: Path) -> None:
     import os
 
@@ -126,19 +126,6 @@ def _writable(output: Path) -> None:
         raise MoeplanError(f"-o {output}: cannot write: {bad.strerror or bad}") from bad
     if not os.access(output, os.W_OK | os.X_OK):
         raise MoeplanError(f"-o {output}: cannot write: Permission denied")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int, str], None] | None]:
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task("starting", total=None)
-        yield lambda done, total, text: bar.update(task, completed=done, total=total, description=text)
 
 
 def _report(samples: "SampleFile", spec: "RunnerSpec", as_json: bool) -> None:

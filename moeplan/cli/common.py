@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,3 +59,28 @@ def table(headings: list[str], rows: list[list[str]]) -> None:
 def note(text: str) -> None:
     """Progress and warnings: stderr, so that stdout stays parseable."""
     typer.echo(text, err=True)
+
+
+def chain_of(text: str) -> tuple[int, int]:
+    """`12,48` -> the layers of the short and the long chain. Raises MoeplanError naming the option."""
+    try:
+        short, long = (int(word) for word in text.split(","))
+    except ValueError:
+        raise MoeplanError(f"--chain {text!r}: expected two layer counts such as 12,48") from None
+    if not 1 <= short < long:
+        raise MoeplanError(f"--chain {text}: expected the shorter chain first, at least 1 layer")
+    return short, long
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[int, int, str], None] | None]:
+    """A bar on a terminal's stderr, called with (done, total, what comes next); None in a pipe."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task("starting", total=None)
+        yield lambda done, total, text: bar.update(task, completed=done, total=total, description=text)

@@ -5,7 +5,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from moeplan.cli.common import Calibrations, Json, Models, Seed, Traces, emit, note, numbers, store, table
+from moeplan.cli.common import (
+    Calibrations,
+    Json,
+    Models,
+    Seed,
+    Traces,
+    chain_of,
+    emit,
+    note,
+    numbers,
+    progress_bar,
+    store,
+    table,
+)
 from moeplan.errors import MoeplanError
 from moeplan.units import seconds
 
@@ -98,6 +111,7 @@ def verify(  # noqa: PLR0913, PLR0917 - one argument an option
     kernel: Annotated[str, typer.Option(help="Your Python kernel: package.module:object.")] = "",
     command: Annotated[str, typer.Option(help="Your program that speaks the exec protocol.")] = "",
     rounds: Annotated[int, typer.Option(min=4, help="Times each arm is timed; four give a spread.")] = 8,
+    draws: Annotated[int, typer.Option(min=1, help="Routing draws each path is timed on; both see the same ids.")] = 3,
     chain: Annotated[str, typer.Option(help="Layers of the short and long chain, e.g. 12,48.")] = "",
     device: Annotated[str | None, typer.Option(help="This machine's device name, where it cannot be read.")] = None,
     engine_version: Annotated[str, typer.Option(help="Engine version, where the runner has none.")] = "",
@@ -109,14 +123,13 @@ def verify(  # noqa: PLR0913, PLR0917 - one argument an option
     as_json: Json = False,
 ) -> None:
     """Run both paths at gate - 1, gate and gate + 1; exit 3 where the plan does not hold."""
-    from moeplan.cli.calibrate_run import _progress
     from moeplan.planning.prove import Trial, prove
     from moeplan.planning.verify import REFUSED
 
     spec = _spec(runner, kernel, command, engine_version, timeout)
     where = store(models, traces, calibration)
-    trial = Trial(spec, where, rounds, _chain(chain), seed, device)
-    with _progress() as progress:
+    trial = Trial(spec, where, rounds, chain_of(chain) if chain else None, seed, device, draws)
+    with progress_bar() as progress:
         verdict = prove(plan, trial, progress)
     if as_json:
         emit(verdict)
@@ -131,16 +144,6 @@ def _spec(runner: str, kernel: str, command: str, engine_version: str, timeout: 
     from moeplan.runners.spec import RunnerSpec
 
     return None if runner == "replay" else RunnerSpec(runner, kernel, command, engine_version, timeout)
-
-
-def _chain(text: str) -> tuple[int, int] | None:
-    if not text:
-        return None
-    try:
-        short, long = (int(word) for word in text.split(","))
-    except ValueError:
-        raise MoeplanError(f"--chain {text!r}: expected two layer counts such as 12,48") from None
-    return short, long
 
 
 def _show_verdict(verdict: dict[str, Any]) -> None:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Seconds with a band; low <= seconds <= high. source: measured, fitted, published, assumed or extrapolated.
+    """Seconds with a band; low <= seconds <= high. source, the most trustworthy first: measured, published,
+    adjusted (measured, then moved by the fit to the mean of its routing), fitted, assumed, extrapolated.
 
     >>> layer = Estimate(36e-6, 35e-6, 38e-6, "fitted")
     >>> round(layer.repeated(48).high * 1e6)
@@ -32,7 +33,7 @@ class Estimate:
         return replace(self, seconds=self.seconds * times, low=self.low * times, high=self.high * times)
 
 
-_STRENGTH = ("measured", "published", "fitted", "assumed", "extrapolated")
+_STRENGTH = ("measured", "published", "adjusted", "fitted", "assumed", "extrapolated")
 
 
 def weakest(*sources: str) -> str:

@@ -9,6 +9,7 @@ from moeplan.cost.model import Estimate
 from moeplan.engines.chain import Gate
 from moeplan.traffic.shape import LayerShape
 
+_TIMED = ("measured", "adjusted")  # the errors of timed points are independent of each other
 Thresholds = tuple[int | None, ...]
 Cost = tuple[float, float]
 
@@ -192,8 +193,8 @@ def _sum(rows: Sequence[tuple[float, Estimate]]) -> tuple[float, float, float]:
     ends = []
     for name in ("low", "high"):
         off = [(weight * abs(float(getattr(time, name)) - time.seconds), time.source) for weight, time in rows]
-        together = sum(part for part, source in off if source != "measured")
-        ends.append(together + math.sqrt(sum(part**2 for part, source in off if source == "measured")))
+        together = sum(part for part, source in off if source not in _TIMED)
+        ends.append(together + math.sqrt(sum(part**2 for part, source in off if source in _TIMED)))
     return middle - ends[0], middle, middle + ends[1]
 
 

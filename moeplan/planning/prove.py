@@ -9,7 +9,7 @@ from typing import Any
 from moeplan.cost.samples import SampleFile
 from moeplan.errors import MoeplanError
 from moeplan.kernels.protocol import Arm
-from moeplan.planning.verify import SCHEMA, arms_of, crossings, judge, refuse
+from moeplan.planning.verify import SCHEMA, arms_of, crossings, judge, refuse, routing_arm
 from moeplan.runners.session import Progress
 from moeplan.runners.spec import MeasureRequest, RunnerSpec
 from moeplan.store import Store, read_json, write_json
@@ -32,6 +32,12 @@ class Trial:
     chain: tuple[int, int] | None = None
     seed: int = 1
     device: str | None = None
+    draws: int = 3
+
+    def seeds(self, routing: str) -> range:
+        """The seeds of the routing draws."""
+        fixed = routing in ("identical", "balanced", "disjoint") or self.spec is None
+        return range(self.seed, self.seed + (1 if fixed else self.draws))
 
 
 def prove(plan_path: Path, trial: Trial, progress: Progress | None = None) -> dict[str, Any]:
@@ -47,7 +53,7 @@ def prove(plan_path: Path, trial: Trial, progress: Progress | None = None) -> di
         found, _ = crossings(plan)
     except MoeplanError as bad:
         raise MoeplanError(f"{plan_path}: {bad}") from None
-    arms = arms_of(plan, found, trial.seed, trial.chain)
+    arms = arms_of(plan, found, trial.seeds(routing_arm(plan)), trial.chain)
     taken = _replayed(plan, arms, trial) if trial.spec is None else _measured(plan_path, plan, arms, trial, progress)
     document = {
         "schema": SCHEMA,
@@ -75,10 +81,11 @@ def _measured(
     here = {"runner": spec.runner, "engine_version": facts["engine_version"], "device_reported": facts["device"]}
     refuse(plan, here | {"driver": driver()}, trial.device)
     shape = LayerShape.from_dict(plan["keys"]["shape"])
+    digest = hashlib.sha256(plan_path.read_bytes()).hexdigest()
+    options: dict[str, object] = {"plan_sha256": digest, "rounds": trial.rounds, "draws": trial.draws}
     request = MeasureRequest(
-        plan["device"], plan["model"], shape, arms, trial.rounds, trial.seed, None, trial.store,
-        {"plan_sha256": hashlib.sha256(plan_path.read_bytes()).hexdigest(), "rounds": trial.rounds},
-    )  # fmt: skip
+        plan["device"], plan["model"], shape, arms, trial.rounds, trial.seed, None, trial.store, options
+    )
     raw = plan_path.parent / RAW
     if (plan_path.parent / "verdict.json").exists():  # the last run was finished, so this is a new one
         raw.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import mean, stdev
 from typing import Any
 
 from moeplan.cost.samples import Sample, SampleFile
@@ -79,16 +80,17 @@ def _around(chain: Chain, thresholds: Thresholds, first: int) -> tuple[str, str]
 
 
 def arms_of(
-    plan: Mapping[str, Any], found: Sequence[Crossing], seed: int, chain: tuple[int, int] | None
+    plan: Mapping[str, Any], found: Sequence[Crossing], seeds: Sequence[int], chain: tuple[int, int] | None
 ) -> tuple[Arm, ...]:
-    """Both paths of every crossing at its token counts, on the plan's own routing; each arm once."""
+    """Both paths of every crossing at its token counts, on the plan's own routing, once a seed; each arm once."""
     shape = LayerShape.from_dict(plan["keys"]["shape"])
     arms: dict[str, Arm] = {}
     for crossing in found:
         for tokens in crossing.tokens:
             for path in (crossing.low, crossing.high):
-                arm = make_arm(path, shape, tokens, routing_arm(plan), seed, chain)
-                arms.setdefault(arm.id, arm)
+                for seed in seeds:
+                    arm = make_arm(path, shape, tokens, routing_arm(plan), seed, chain)
+                    arms.setdefault(arm.id, arm)
     return tuple(arms.values())
 
 
@@ -122,26 +124,38 @@ def judge(plan: Mapping[str, Any], measured: SampleFile, arms: Sequence[Arm], re
     replayed: the samples are old ones; every outcome is then `replayed`.
     """
     found, idle = crossings(plan)
-    samples = {sample.arm: sample for sample in measured.samples}
-    lost = measured.failed | measured.declined
-    ids = {(arm.path, arm.tokens): arm.id for arm in arms}
+    draws = _draws(measured, arms)
     rows: list[dict[str, Any]] = []
     gates: list[dict[str, Any]] = []
     for crossing in found:
         places = []
         for tokens in crossing.tokens:
             sides = crossing.sides(tokens)
-            pair = tuple(samples.get(ids[path, tokens]) for path in sides)
-            outcome, note = _place(crossing, pair, [lost.get(ids[path, tokens], "") for path in sides], plan)
+            pair = (draws[sides[0], tokens], draws[sides[1], tokens])
+            outcome, note = _place(crossing, pair, plan)
             outcome = "replayed" if replayed else outcome
             places.append(outcome)
-            for role, path, sample in zip(("recommended", "other"), sides, pair, strict=True):
+            for role, path, side in zip(("recommended", "other"), sides, pair, strict=True):
                 row = {"gate": crossing.gate, "tokens": tokens, "path": path, "role": role}
-                figures = _figures(sample, _predicted(plan, path, tokens))
+                figures = _figures(side, _predicted(plan, path, tokens))
                 rows.append(row | figures | {"outcome": outcome, "note": note})
         gates.append({"gate": crossing.gate, "first_tokens": crossing.first, "outcome": combine(places)})
     whole = combine([str(gate["outcome"]) for gate in gates]) if gates else "within noise"
     return {"verdicts": rows, "gates": gates, "not_tried": list(idle), "outcome": whole}
+
+
+Draw = Sample | str
+"""One path at one token count on one routing draw: its sample, or why there is none."""
+
+
+def _draws(measured: SampleFile, arms: Sequence[Arm]) -> dict[tuple[str, int], list[Draw]]:
+    """By path and tokens, in the order of the arms' seeds, so that two paths pair up draw by draw."""
+    samples = {sample.arm: sample for sample in measured.samples}
+    lost = measured.failed | measured.declined
+    found: dict[tuple[str, int], list[Draw]] = {}
+    for arm in sorted(arms, key=lambda arm: arm.seed):
+        found.setdefault((arm.path, arm.tokens), []).append(samples.get(arm.id) or lost.get(arm.id, "not measured"))
+    return found
 
 
 def combine(places: Sequence[str]) -> str:
@@ -150,29 +164,40 @@ def combine(places: Sequence[str]) -> str:
     return "confirmed" if worst == "within noise" and "confirmed" in places else worst
 
 
-def _place(
-    crossing: Crossing, pair: Sequence[Sample | None], reasons: Sequence[str], plan: Mapping[str, Any]
-) -> tuple[str, str]:
+def _place(crossing: Crossing, pair: tuple[list[Draw], list[Draw]], plan: Mapping[str, Any]) -> tuple[str, str]:
     """The outcome at one token count, and what led to it."""
-    best, other = pair
-    if best is None or other is None:
-        reason = next((reason for reason in reasons if reason), "not measured")
-        return ("wrong" if reason.startswith("parity") else "failed"), reason
-    if wrong := [s for s in pair if s and s.parity_rms is not None and not s.parity_rms <= PARITY_BOUND]:
+    if reasons := [draw for side in pair for draw in side if isinstance(draw, str)]:
+        return ("wrong" if reasons[0].startswith("parity") else "failed"), reasons[0]
+    best, other = ([draw for draw in side if isinstance(draw, Sample)] for side in pair)
+    if wrong := [s for s in (*best, *other) if s.parity_rms is not None and not s.parity_rms <= PARITY_BOUND]:
         return "wrong", f"parity of {wrong[0].path}: relative RMS {wrong[0].parity_rms}, bound {PARITY_BOUND}"
-    if unreached := _unreached(best, other, plan["keys"].get("signatures", {})):
-        return "not reached", unreached
-    ahead, noise = other.median - best.median, noise_of(best, other)
-    text = f"{ahead / best.median * 100:+.2f} % ahead, noise {noise / best.median * 100:.2f} %"
-    allowed = float(plan["floor"]) * other.median if crossing.kept else 0.0
+    known = plan["keys"].get("signatures", {})
+    if unreached := [why for one, two in zip(best, other, strict=True) if (why := _unreached(one, two, known))]:
+        return "not reached", unreached[0]
+    ahead, noise = lead(best, other)
+    base = mean(sample.median for sample in best)
+    text = f"{ahead / base * 100:+.2f} % ahead, noise {noise / base * 100:.2f} %"
+    allowed = float(plan["floor"]) * mean(sample.median for sample in other) if crossing.kept else 0.0
     if ahead > noise:
         return "confirmed", text
     return ("refuted" if -ahead > noise + allowed else "within noise"), text
 
 
-def noise_of(one: Sample, other: Sample) -> float:
-    """Seconds that a difference must exceed: both spreads (half interquartile ranges) together, or the resolution."""
-    return max(math.hypot(one.spread, other.spread), RESOLUTION * min(one.median, other.median))
+def lead(best: Sequence[Sample], other: Sequence[Sample]) -> tuple[float, float]:
+    """Seconds by which `best` is ahead, mean over the routing draws, and the seconds such a lead must exceed.
+
+    The draws pair up: both paths saw the same ids. The noise is the largest of the timing spread (half interquartile
+    ranges of both, mean over the draws), the 90 % band of the mean over draws (Student's t), and the resolution.
+    """
+    leads = [two.median - one.median for one, two in zip(best, other, strict=True)]
+    timing = mean(math.hypot(one.spread, two.spread) for one, two in zip(best, other, strict=True))
+    least = RESOLUTION * min(mean(sample.median for sample in side) for side in (best, other))
+    scatter = 0.0
+    if len(leads) > 1:
+        from scipy.stats import t
+
+        scatter = float(t.ppf(0.95, len(leads) - 1)) * stdev(leads) / math.sqrt(len(leads))
+    return mean(leads), max(timing, scatter, least)
 
 
 def _unreached(best: Sample, other: Sample, known: Mapping[str, Sequence[str]]) -> str | None:
@@ -188,14 +213,18 @@ def _unreached(best: Sample, other: Sample, known: Mapping[str, Sequence[str]]) 
     return None
 
 
-def _figures(sample: Sample | None, predicted: float | None) -> dict[str, Any]:
+def _figures(side: Sequence[Draw], predicted: float | None) -> dict[str, Any]:
+    """Means over the draws; the worst parity; `draws_s` has the median of each draw."""
+    samples = [draw for draw in side if isinstance(draw, Sample)]
+    errors = [sample.parity_rms for sample in samples if sample.parity_rms is not None]
     return {
-        "signature": sample.signature if sample else None,
-        "parity_rms": sample.parity_rms if sample else None,
+        "signature": samples[0].signature if samples else None,
+        "parity_rms": max(errors) if errors else None,
         "predicted_s": predicted,
-        "measured_s": sample.median if sample else None,
-        "spread": sample.spread if sample else None,
-        "rounds": len(sample.long_s) if sample else 0,
+        "measured_s": mean(sample.median for sample in samples) if samples else None,
+        "spread": mean(sample.spread for sample in samples) if samples else None,
+        "draws_s": [sample.median for sample in samples],
+        "rounds": min((len(sample.long_s) for sample in samples), default=0),
     }
 
 
