@@ -72,9 +72,9 @@ def gate_lines(plan: Mapping[str, Any]) -> list[str]:
         if gate["changed_tokens"]:
             line += f", gain {band(gate)} at {_tokens(gate['changed_tokens'])}"
         if gate["break_even"] is not None:
-            line += (
-                f"; break-even at {gate['break_even']:.3g} {gate['variable']} ({gate['break_even_tokens']:.2f} tokens)"
-            )
+            line += f"; break-even at {gate['break_even']:.4g} {gate['variable']}"
+            if gate["variable"] != "tokens":
+                line += f" ({gate['break_even_tokens']:.3g} tokens)"
         lines.append(f"{line}. {gate['reason'].capitalize()}.")
     whole = plan["total"]
     lines.append(

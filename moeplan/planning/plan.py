@@ -48,7 +48,7 @@ def recommend(setting: Setting) -> dict[str, Any]:
     fits = price_all(setting.groups, chain.paths, table.tokens, replace(setting.assumption, points=False))
     moves = tuple(_move(chain, setting, mix, other) for other in setting.alternatives)
     findings = Findings(chain, table, choice, fits, moves, setting.floor)
-    return {
+    document = {
         "schema": SCHEMA,
         "model": setting.model,
         "device": setting.groups[0].calibration.device.name,
@@ -63,6 +63,16 @@ def recommend(setting: Setting) -> dict[str, Any]:
         "notes": list(engine.notes),
         "declines": [{"path": no.path, "reason": no.reason} for no in (*setting.declines, *missing, *outside)],
     }
+    return {key: rounded(value) for key, value in document.items()}
+
+
+def rounded(value: Any) -> Any:
+    """The same JSON with nine significant digits: processors differ in the sixteenth, plans must not."""
+    if isinstance(value, float):
+        return float(f"{value:.9g}")
+    if isinstance(value, dict):
+        return {key: rounded(one) for key, one in value.items()}
+    return [rounded(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _settled(chain: Chain, setting: Setting, mix: Mapping[int, int]) -> tuple[Table, tuple[Decline, ...], Choice]:
