@@ -1,5 +1,7 @@
 # demo: the main job on the shipped calibration.  test: the tests.  check: everything a change must pass.
 PYTHON ?= python3
+# Any release from 2.9 on will do; one is named so that the interpreter tests are repeatable.
+TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
 .PHONY: demo test check test-triton docs clean
@@ -36,6 +38,7 @@ docs: .venv/dev
 	@touch $@
 
 .venv/triton: .venv/dev
+	$(BIN)/pip install -q $(TORCH)
 	$(BIN)/pip install -q -e '.[dev,mlx,triton]'
 	@touch $@
 

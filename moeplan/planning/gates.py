@@ -223,7 +223,7 @@ class Choice:
 def choose(chain: Chain, table: Table, floor: float) -> Choice:
     """The optimum, from which gates return to their default, the least certain first, until the low end of every
     gain clears the floor; the rest is chosen anew each time. A higher floor goes further along the same way, so it
-    never changes more gates.
+    never plans a faster mix; it may change another gate than a lower one does.
     """
     kept: frozenset[int] = frozenset()
     best = optimise(chain, table)
