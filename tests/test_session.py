@@ -21,7 +21,7 @@ from moeplan.errors import MoeplanError
 from moeplan.kernels.protocol import Arm
 from moeplan.runners import session
 from moeplan.runners.arms import BLOCK_ROWS, draw, drivers, filled, grid
-from moeplan.runners.session import measure
+from moeplan.runners.session import describe, measure
 from moeplan.runners.spec import MeasureRequest, RunnerSpec, default_chain, make_arm
 from moeplan.store import Store
 from moeplan.traffic.routing import parse_routing
@@ -318,3 +318,12 @@ def test_a_journal_of_another_driver_is_refused(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(MoeplanError, match=r"driver: the journal has None, this run '580.1'"):
         measure(spec(tmp_path), request([1], 2), tmp_path / "j")
     assert len(load(tmp_path / "j").samples) == 1
+
+
+def test_a_runner_without_its_device_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(MoeplanError, match=r"^--runner triton: no CUDA device"):
+        describe(RunnerSpec("triton"))

@@ -51,7 +51,7 @@ def device_name() -> str:
         return "cuda"
     if INTERPRETED:
         return "cpu"
-    raise MoeplanError("runner triton: no CUDA device (TRITON_INTERPRET=1 runs the kernels slowly on the CPU)")
+    raise MoeplanError("no CUDA device (TRITON_INTERPRET=1 runs the kernels slowly on the CPU)")
 
 
 def random_experts(shape: LayerShape, layers: int, device: str) -> list[Any]:

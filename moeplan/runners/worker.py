@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from moeplan.errors import MoeplanError
 from moeplan.kernels.protocol import Arm, IntArray, Kernel
 from moeplan.runners.anchor import anchor
 from moeplan.runners.host import clocks
@@ -125,8 +126,9 @@ def built_in(runner: str, kernel: str) -> Worker:
         import torch
         import triton
 
-        kernels = dict(import_module("moeplan.kernels.triton_paths").KERNELS)
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu, interpreted"
+        paths = import_module("moeplan.kernels.triton_paths")
+        kernels = dict(paths.KERNELS)
+        device = torch.cuda.get_device_name() if paths.device_name() == "cuda" else "cpu, interpreted"
         facts = {"engine_version": triton.__version__, "device": device}
     else:
         found = named(kernel)
@@ -163,7 +165,7 @@ def main() -> None:
     try:
         worker = built_in(chosen.runner, chosen.kernel)
     except Exception as bad:
-        worker = _Broken(f"{type(bad).__name__}: {bad}")
+        worker = _Broken(str(bad) if isinstance(bad, MoeplanError) else f"{type(bad).__name__}: {bad}")
     serve(worker, sys.stdin, sink)
 
 
