@@ -109,7 +109,9 @@ def test_same_domain_stays_in_one_domain_large_enough() -> None:
     shares = Counter(met[:, 0].tolist())
     assert set(shares) == {"code", "math"}  # rare has one request
     assert abs(shares["code"] / 4000 - 0.6) < 0.04
-    assert set(np.array(labels)[owners(trace, draw_rows(trace, "same-domain:math", 2, 9, np.random.default_rng(0)))].ravel()) == {"math"}
+    assert set(
+        np.array(labels)[owners(trace, draw_rows(trace, "same-domain:math", 2, 9, np.random.default_rng(0)))].ravel()
+    ) == {"math"}
     for name, batch, word in (("same-domain:art", 2, "no such domain"), ("same-domain", 4, "no domain has 4")):
         with pytest.raises(MoeplanError, match=word):
             draw_rows(trace, name, batch, 1, np.random.default_rng(0))

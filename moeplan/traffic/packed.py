@@ -1,13 +1,12 @@
 """Routing as bit masks: one bit an expert, so that a batch is an OR and its distinct experts a population count."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from moeplan.errors import MoeplanError
+from moeplan.traffic.arrays import read_rows
 from moeplan.traffic.trace import RoutingTrace
 
 Masks = npt.NDArray[np.uint64]
@@ -55,15 +54,12 @@ def pack(ids: npt.NDArray[np.integer], experts: int) -> Masks:
 def _count_by_byte(masks: Masks) -> npt.NDArray[np.uint8]:
     """Bits set in each word through a table of the 256 bytes: for numpy before 2.0."""
     table = np.array([bin(byte).count("1") for byte in range(256)], dtype=np.uint8)
-    return table[masks[..., None].view(np.uint8)].sum(axis=-1, dtype=np.uint8)
-
-
-_count: Callable[[Any], npt.NDArray[np.uint8]] = getattr(np, "bitwise_count", _count_by_byte)
+    return np.asarray(table[masks[..., None].view(np.uint8)].sum(axis=-1, dtype=np.uint8))
 
 
 def popcount(masks: Masks) -> npt.NDArray[np.integer]:
     """Experts set [...] of masks [..., words]."""
-    counts = _count(masks)
+    counts = np.bitwise_count(masks) if hasattr(np, "bitwise_count") else _count_by_byte(masks)
     return counts[..., 0] if masks.shape[-1] == 1 else counts.sum(axis=-1, dtype=np.uint16)
 
 
@@ -86,7 +82,7 @@ class Packed:
         """Masks [last - first, layers, words] of consecutive rows."""
         if self.masks is not None:
             return self.masks[first:last]
-        return pack(self.trace.expert_ids[first:last], self.trace.experts)
+        return pack(read_rows(self.trace.expert_ids, first, last), self.trace.experts)
 
     def union(self, rows: Rows) -> Masks:
         """OR of the rows of each draw: rows [draws, batch] -> masks [draws, layers, words]."""

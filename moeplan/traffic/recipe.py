@@ -52,8 +52,6 @@ def _thin(name: str, tokens: int, allowed: bool) -> tuple[str, ...]:
 
 def skewed(shares: FloatTable, top_k: int, skew: float) -> FloatTable:
     """Shares to the power `skew` (1 as they are, 0 uniform), scaled to the sum top_k with none above 1."""
-    if skew == 1.0:
-        return shares
     if not 0.0 <= skew <= 8.0:
         raise MoeplanError(f"--skew {skew}: expected 0 to 8")
     bent = Popularity("skewed", np.where(shares > 0, shares, 1e-12) ** skew, top_k, {})
@@ -66,7 +64,7 @@ def recipe_of_trace(trace: RoutingTrace, allow_thin: bool, seed: int) -> Recipe:
     notes = _thin(trace.name, flow.rows, allow_thin)
     shares = flow.popularity * (trace.top_k / np.maximum(flow.popularity.sum(axis=1, keepdims=True), 1e-12))
     overlap = flow.overlap(LAGS, by_request=True)
-    usable = np.isfinite(overlap).all(axis=1)
+    usable = np.asarray(np.isfinite(overlap).all(axis=1))
     if np.count_nonzero(usable) < 3:
         raise MoeplanError(f"{trace.name}: requests of 5 rows or more are needed to fit a stream")
     lags = tuple(lag for lag, use in zip(LAGS, usable, strict=True) if use)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moeplan.errors import MoeplanError
+from moeplan.traffic.arrays import read_rows
 from moeplan.traffic.chance import mean_distinct
 from moeplan.traffic.cohort import Cohort, Rows, Spans, draw_rows, parse_cohort, spans_of
 from moeplan.traffic.packed import Masks, Packed, popcount
@@ -77,7 +78,7 @@ class Flow:
         counts = np.zeros(trace.layers * size, dtype=np.int64)
         shift = (np.arange(trace.layers, dtype=np.int32) * size + 1)[:, None]
         for first in range(0, len(trace.expert_ids), _CHUNK):
-            ids = np.asarray(trace.expert_ids[first : first + _CHUNK], dtype=np.int32)
+            ids = read_rows(trace.expert_ids, first, first + _CHUNK).astype(np.int32)
             inside = self.place(first, first + len(ids))[0] > 0
             counts += np.bincount((ids[inside] + shift).reshape(-1), minlength=counts.size)
         return counts.reshape(trace.layers, size)[:, 1:] / max(1, self.rows)

@@ -104,18 +104,13 @@ def biases(shares: FloatTable, top_k: int) -> FloatTable:
 
 def overlap_curve(bias: FloatTable, top_k: int, rng: np.random.Generator) -> FloatTable:
     """Mean shared experts [correlations of the grid] of two tokens of one layer, drawn; rises with correlation."""
-    first = rng.standard_normal((_PAIRS, bias.size), dtype=np.float32)
-    other = rng.standard_normal((_PAIRS, bias.size), dtype=np.float32)
-    bias = bias.astype(np.float32)
+    first, other = rng.standard_normal((2, _PAIRS, bias.size))
     chosen = _mark(first + bias, top_k)
-    found = [
-        np.count_nonzero(chosen & _mark(np.float32(c) * first + np.float32(np.sqrt(1 - c * c)) * other + bias, top_k))
-        for c in _GRID
-    ]
-    return np.maximum.accumulate(np.array(found) / _PAIRS)
+    found = [np.count_nonzero(chosen & _mark(c * first + np.sqrt(1 - c * c) * other + bias, top_k)) for c in _GRID]
+    return np.asarray(np.maximum.accumulate(np.array(found) / _PAIRS))
 
 
-def _mark(score: npt.NDArray[np.float32], top_k: int) -> npt.NDArray[np.bool_]:
+def _mark(score: FloatTable, top_k: int) -> npt.NDArray[np.bool_]:
     at = np.argpartition(score, -top_k, axis=1)[:, -top_k:]
     marks = np.zeros(score.shape, dtype=bool)
     np.put_along_axis(marks, at, True, axis=1)
