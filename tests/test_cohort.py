@@ -83,6 +83,10 @@ def test_more_independent_rows_than_requests_take_no_row_twice() -> None:
     trace = made([4, 1, 6])
     for draw in draw_rows(trace, "independent", 9, 5, np.random.default_rng(0)):
         assert len(set(draw.tolist())) == 9
+        each = np.bincount(owners(trace, draw), minlength=3)
+        assert each.tolist() == [4, 1, 4]  # a row a round from each request that still has one
+    phased = made([4, 4], phase=[0, 1, 1, 1, 0, 0, 1, 1])
+    assert sorted(draw_rows(phased, "independent", 5, 1, np.random.default_rng(0))[0].tolist()) == [1, 2, 3, 6, 7]
     with pytest.raises(MoeplanError, match="11 rows, 12 tokens"):
         draw_rows(trace, "independent", 12, 1, np.random.default_rng(0))
 

@@ -14,7 +14,7 @@ trace records the phase, every kind but prefill takes decode rows only.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args
 
 import numpy as np
@@ -140,10 +140,8 @@ def draw_rows(trace: RoutingTrace, cohort: Cohort | str, batch: int, draws: int,
         return _same_domain(trace, asked, batch, draws, rng)
     if asked.parts[0].kind in ("identical", "staggered"):
         return _replayed(trace, asked, batch, draws, rng)
-    if asked.name == "independent" and trace.phase is None and batch > trace.requests:
-        if batch > len(trace.expert_ids):
-            raise MoeplanError(f"{trace.name}: {len(trace.expert_ids)} rows, {batch} tokens asked for")
-        return np.stack([cohort_rows(trace, batch, rng) for _ in range(draws)])
+    if asked.name == "independent" and batch > np.count_nonzero(spans_of(trace, 1).sizes):
+        return _in_rounds(trace, batch, draws, rng)
     used = np.empty((draws, 0), dtype=np.int64)
     found = []
     for part in asked.parts:
@@ -155,6 +153,17 @@ def draw_rows(trace: RoutingTrace, cohort: Cohort | str, batch: int, draws: int,
         found.append(_within(spans, chosen, part.number, rng).reshape(draws, -1))
         used = np.concatenate([used, chosen], axis=1)
     return np.concatenate(found, axis=1)
+
+
+def _in_rounds(trace: RoutingTrace, batch: int, draws: int, rng: np.random.Generator) -> Rows:
+    """More rows than requests: the rule of `cohort_rows` on the decode rows alone."""
+    spans = spans_of(trace, 1)
+    mine = np.concatenate([np.arange(a, b) for a, b in zip(spans.starts, spans.ends, strict=True)])
+    if batch > mine.size:
+        raise MoeplanError(f"{trace.name}: {mine.size} rows, {batch} tokens asked for")
+    edges = np.concatenate([[0], np.cumsum(spans.sizes)]).astype(np.int64)
+    decode = replace(trace, expert_ids=mine[:, None, None], request_offsets=edges, phase=None)
+    return np.stack([mine[cohort_rows(decode, batch, rng)] for _ in range(draws)])
 
 
 def _enough(trace: RoutingTrace, cohort: Cohort, have: int, need: int, rows: int) -> None:

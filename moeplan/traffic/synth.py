@@ -99,7 +99,7 @@ def biases(shares: FloatTable, top_k: int) -> FloatTable:
         if np.abs(found - shares).max() < _TIGHT:
             break
         bias = bias + 1.2 * (wanted - ndtri(np.clip(found, 1e-9, 1 - 1e-9)))
-    return bias
+    return np.asarray(bias)
 
 
 def overlap_curve(bias: FloatTable, top_k: int, rng: np.random.Generator) -> FloatTable:
