@@ -142,6 +142,9 @@ def test_what_a_small_trace_cannot_give_is_named() -> None:
     assert [row["tokens"] for row in found["window"]] == [1, 2]
     assert found["blocks"] == []
     assert any("5 rows, 8 tokens" in line for line in found["notes"])
+    mixed = stats_document(trace, StatsPlan(cohort="1xindependent+1xprefill:2", draws=10))
+    assert [row["rows"] for row in mixed["distinct"]] == [3]
+    assert "records no phase" in mixed["notes"][0]
     with pytest.raises(MoeplanError, match="no domain labels"):
         stats_document(trace, StatsPlan(cohort="same-domain"))
 

@@ -28,7 +28,7 @@ from moeplan.traffic.recipe import (
     synth_document,
     synthesize,
 )
-from moeplan.traffic.stats import LAGS, Flow, distinct_row
+from moeplan.traffic.stats import LAGS, Flow, StatsPlan, distinct_row, stats_document
 from moeplan.traffic.synth import Stream, biases, draw_layer, fit_stream, inclusion, overlap_curve
 from moeplan.traffic.trace import load_trace
 
@@ -172,6 +172,9 @@ def test_a_thin_profile_is_refused_or_labelled_everywhere(tmp_path: Path) -> Non
     trace = synthesize(recipe, np.full(40, 20), 0)
     assert "thin" in trace.name
     assert any("1999 tokens" in line for line in trace.provenance["notes"])
+    seen = stats_document(trace, StatsPlan(batches=(2,), draws=20, block_tokens=(4,)))["notes"]
+    assert seen[0] == "synthetic trace, made from own"
+    assert any("1999 tokens" in line for line in seen)
     found = synth_document(recipe, trace, 0)
     assert found["thin"] is True
     assert any("1999 tokens" in line for line in found["notes"])

@@ -192,20 +192,31 @@ def block_rows_of(flow: Flow, cohort: Cohort, tokens: int, plan: StatsPlan) -> l
     ]
 
 
+def labels(trace: RoutingTrace, cohort: Cohort) -> list[str]:
+    """What every result must say: a synthetic trace, made from what, thin or assumed; prompt rows not told apart."""
+    about, notes = trace.provenance, []
+    if about.get("kind") == "synthetic":
+        more = about.get("notes")
+        notes = [f"synthetic trace, made from {about.get('source')}", *(more if isinstance(more, list) else [])]
+    if trace.phase is None and any(part.kind == "prefill" for part in cohort.parts):
+        notes.append(f"{trace.name} records no phase: the prefill rows of --cohort {cohort.name} may be decode rows")
+    return [str(line) for line in notes]
+
+
 def stats_document(trace: RoutingTrace, plan: StatsPlan) -> dict[str, Any]:
     """The document of `trace stats`. What the trace is too small for is left out and named under `notes`.
 
     Raises MoeplanError for an unknown cohort and where no batch size can be drawn.
     """
     flow, cohort = Flow(Packed.of(trace)), parse_cohort(plan.cohort)
-    notes, distinct, blocks = [], [], []
+    notes, distinct, blocks = labels(trace, cohort), [], []
     for batch in (1,) if cohort.mixed else plan.batches:
         try:
             distinct.append(distinct_row(flow, cohort, batch, plan.draws, plan.seed))
         except MoeplanError as refused:
             notes.append(str(refused))
     if not distinct:
-        raise MoeplanError(notes[0])
+        raise MoeplanError(notes[-1])
     for tokens in (1,) if cohort.mixed else plan.block_tokens:
         try:
             blocks += block_rows_of(flow, cohort, tokens, plan)

@@ -38,12 +38,15 @@ def plot_stats(document: dict[str, Any], path: Path) -> None:
     left.plot([w["tokens"] for w in windows], [w["distinct"] for w in windows], "s-", label="one stream")
     left.set(xscale="log", xlabel="rows in one call", ylabel="distinct experts of a layer", title=document["name"])
     left.set_xticks(x, [str(n) for n in x])
+    left.minorticks_off()
     left.legend()
     lags = document["overlap"]
     right.plot([r["lag"] for r in lags], [r["shared"] for r in lags], "o-", label="all pairs pooled")
     right.plot([r["lag"] for r in lags], [r["shared_by_request"] for r in lags], "s-", label="mean over requests")
     right.plot([r["lag"] for r in lags], [r["chance"] for r in lags], ":", label="chance, given popularity")
     right.set(xscale="log", xlabel="tokens apart in one request", ylabel=f"experts shared of {document['top_k']}")
+    right.set_xticks([r["lag"] for r in lags], [str(r["lag"]) for r in lags])
+    right.minorticks_off()
     right.legend()
     _save(figure, path)
 
