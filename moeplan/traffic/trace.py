@@ -3,11 +3,10 @@
 Layouts: docs/trace-format.md. `open_trace` accepts what has the right structure; `load_trace` also reads every id.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +22,10 @@ Ids = npt.NDArray[np.integer]
 
 CHUNK_BYTES = 1 << 24
 """Bytes of expert ids read at once."""
+
+
+EXPERT_LIMIT = 1 << 20
+"""Far above any model: a header with more is wrong."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,74 +120,3 @@ def save_trace(trace: RoutingTrace, folder: Path) -> None:
     from moeplan.traffic import trace_files
 
     trace_files.write_folder(trace, folder)
-
-
-def whole(path: Path, arrays: Mapping[str, npt.NDArray[Any]], about: Mapping[str, Any]) -> RoutingTrace:
-    """A trace from its arrays and what its header says (`experts, name, id_space, order, domains, provenance`)."""
-    ids, edges = arrays["expert_ids"], arrays["request_offsets"]
-    expected = {"expert_ids": 3, "request_offsets": 1, "layer_ids": 1, "phase": 1, "request_tokens": 1}
-    for key, axes in expected.items():
-        array = arrays.get(key)
-        if array is not None and array.ndim != axes:
-            raise MoeplanError(f"{path}: {key} has {array.ndim} axes, expected {axes}")
-        if array is not None and array.dtype.kind not in "iu":
-            raise MoeplanError(f"{path}: {key} holds {array.dtype}, expected integers")
-    if 0 in ids.shape:
-        raise MoeplanError(f"{path}: expert_ids is empty: shape {ids.shape}")
-    experts = about["experts"]
-    if not 0 < ids.shape[2] <= experts:
-        raise MoeplanError(f"{path}: num_experts = {experts} with {ids.shape[2]} slots a token")
-    offsets = edges.astype(np.int64)
-    if offsets.size < 2 or offsets[0] != 0 or offsets[-1] != len(ids) or (np.diff(offsets) < 0).any():
-        raise MoeplanError(f"{path}: request_offsets must rise from 0 to {len(ids)}, found {_ends(offsets)}")
-    sizes = {"layer_ids": ids.shape[1], "phase": len(ids), "request_tokens": offsets.size - 1}
-    for key, size in sizes.items():
-        if key in arrays and len(arrays[key]) != size:
-            raise MoeplanError(f"{path}: {key} has {len(arrays[key])} entries, expected {size}")
-    for key, words in (("id_space", ("logical", "physical")), ("order", ("ranked", "set"))):
-        if about[key] not in words:
-            raise MoeplanError(f"{path}: {key} = {str(about[key])[:40]!r}, expected {words[0]} or {words[1]}")
-    phase = arrays.get("phase")
-    if phase is not None and (int(phase.min()) < 0 or int(phase.max()) > 1):
-        raise MoeplanError(f"{path}: phase must be 0 (prefill) or 1 (decode)")
-    layer_ids = np.asarray(arrays.get("layer_ids", np.arange(ids.shape[1])), dtype=np.int64)
-    if np.unique(layer_ids).size != layer_ids.size or (layer_ids < 0).any():
-        raise MoeplanError(f"{path}: layer_ids must be different and not negative")
-    tokens = arrays.get("request_tokens")
-    return RoutingTrace(
-        expert_ids=ids,
-        request_offsets=offsets,
-        experts=experts,
-        layer_ids=layer_ids,
-        phase=None if phase is None else phase.astype(np.uint8, copy=False),
-        domains=about.get("domains"),
-        id_space=cast(IdSpace, about["id_space"]),
-        order=cast(Order, about["order"]),
-        provenance=about.get("provenance") or {},
-        name=about["name"],
-        request_tokens=None if tokens is None else tokens.astype(np.int64),
-        source=str(path),
-    )
-
-
-def meta_of(text: str, requests: int) -> tuple[dict[str, Any], tuple[str, ...] | None]:
-    """Provenance and domains from an npz's `meta_json`: an object, or a list of one object a request.
-
-    Of such a list the labels `domain`, else `category`, are kept where every request has one.
-    """
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}, None
-    if isinstance(found, dict):
-        return found, None
-    if isinstance(found, list) and len(found) == requests:
-        for key in ("domain", "category"):
-            labels = [one.get(key) if isinstance(one, dict) else None for one in found]
-            if all(isinstance(label, str) for label in labels):
-                return {}, tuple(cast(list[str], labels))
-    return {}, None
-
-
-def _ends(edges: npt.NDArray[np.int64]) -> str:
-    return f"{edges.size} entries" + (f" from {edges[0]} to {edges[-1]}" if edges.size else "")

@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,15 @@ import numpy.typing as npt
 
 from moeplan.errors import MoeplanError
 from moeplan.traffic.arrays import load_arrays, map_array
-from moeplan.traffic.trace import CHUNK_BYTES, RoutingTrace, meta_of, whole
+from moeplan.traffic.trace import CHUNK_BYTES, Ids, RoutingTrace
+from moeplan.traffic.trace_parts import meta_of, whole
 
 FORMAT, VERSION = "moeplan-trace", 1
 HEADER_LIMIT = 1 << 24
 """Bytes of a header.toml."""
 
 _OPTIONAL = ("layer_ids", "phase", "request_tokens")
-_NPZ_OPTIONAL = (*_OPTIONAL, "domains", "id_space", "order", "meta_json")
+_NPZ_OPTIONAL = (*_OPTIONAL, "prompt_len", "domains", "id_space", "order", "meta_json")
 
 
 def read_npz(path: Path) -> RoutingTrace:
@@ -47,7 +48,23 @@ def read_npz(path: Path) -> RoutingTrace:
         "domains": domains,
         "provenance": meta,
     }
+    _tokens(path, arrays)
     return whole(path, arrays, about)
+
+
+def _tokens(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
+    """request_tokens from prompt_len, where prompt rows are recorded: prompt tokens + decode rows."""
+    prompt, phase, edges = arrays.pop("prompt_len", None), arrays.get("phase"), arrays["request_offsets"]
+    if prompt is None or phase is None or "request_tokens" in arrays or phase.shape != arrays["expert_ids"].shape[:1]:
+        return
+    if prompt.shape != (edges.size - 1,) or prompt.dtype.kind not in "iu":
+        raise MoeplanError(
+            f"{path}: prompt_len is {prompt.dtype} {prompt.shape}, expected whole numbers, one a request"
+        )
+    if not (phase == 0).any() or edges.dtype.kind not in "iu" or int(edges.min()) < 0 or int(edges.max()) > phase.size:
+        return
+    decoded = np.concatenate([[0], np.cumsum(phase == 1)])
+    arrays["request_tokens"] = prompt.astype(np.int64) + np.diff(decoded[edges.astype(np.int64)])
 
 
 def _word(path: Path, arrays: Mapping[str, npt.NDArray[Any]], key: str, default: str) -> str:
@@ -109,15 +126,18 @@ def _domains(path: Path, names: Any) -> tuple[str, ...]:
     return tuple(names[int(i)] for i in which)
 
 
-def write_folder(trace: RoutingTrace, folder: Path) -> None:
-    """See `trace.save_trace`. Ids are copied in chunks, so a mapped trace larger than memory can be saved."""
+def write_folder(trace: RoutingTrace, folder: Path, pieces: Iterable[Ids] | None = None) -> None:
+    """See `trace.save_trace`. Ids are copied in chunks, so a mapped trace larger than memory can be saved.
+
+    pieces: the ids in order, where trace.expert_ids has only their shape and type.
+    """
     if folder.exists():
         raise MoeplanError(f"{folder}: exists already")
     temporary: Path | None = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-        _fill(trace, temporary)
+        _fill(trace, temporary, pieces if pieces is not None else (ids for _, ids in trace.chunks(CHUNK_BYTES)))
         os.chmod(temporary, 0o755)
         os.rename(temporary, folder)
     except OSError as bad:
@@ -127,7 +147,7 @@ def write_folder(trace: RoutingTrace, folder: Path) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _fill(trace: RoutingTrace, folder: Path) -> None:
+def _fill(trace: RoutingTrace, folder: Path, pieces: Iterable[Ids]) -> None:
     small: dict[str, npt.NDArray[Any]] = {
         "request_offsets": trace.request_offsets.astype("<i8"),
         "layer_ids": trace.layer_ids.astype("<i8"),
@@ -148,7 +168,7 @@ def _fill(trace: RoutingTrace, folder: Path) -> None:
         np.lib.format.write_array_header_1_0(
             file, {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
         )
-        for _, ids in trace.chunks(CHUNK_BYTES):
+        for ids in pieces:
             file.write(np.ascontiguousarray(ids, dtype=dtype).data)
     (folder / "header.toml").write_text(_toml(trace, names), encoding="utf-8")
 
