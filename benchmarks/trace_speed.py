@@ -46,15 +46,18 @@ def main() -> None:
     file = Path(sys.argv[1])
     trace = load_trace(file)
     packed = Packed.of(trace)
-    size = len(trace.expert_ids) * trace.layers
-    result: dict[str, Any] = {"file": file.name, "numpy": np.__version__, "token_layer_rows": size}
-    result["pack"] = rate(size, seconds(lambda: Packed.of(trace)))
+    whole = len(trace.expert_ids) * trace.layers
+    result: dict[str, Any] = {"file": file.name, "numpy": np.__version__, "token_layer_rows": whole}
+    result["pack"] = rate(whole, seconds(lambda: Packed.of(trace)))
     rng = np.random.default_rng(0)
     result["distinct"] = []
     for batch in BATCHES:
         rows = draw_rows(trace, "independent", batch, DRAWS, rng)
         times = seconds(lambda rows=rows: packed.distinct(rows))
-        result["distinct"].append({"batch": batch, "draws": DRAWS} | rate(rows.size * trace.layers, times))
+        drawn = seconds(lambda n=batch: packed.distinct(draw_rows(trace, "independent", n, DRAWS, rng)))
+        size = rows.size * trace.layers
+        found = rate(size, times) | {"median_with_drawing_rows_per_s": size / statistics.median(drawn)}
+        result["distinct"].append({"batch": batch, "draws": DRAWS} | found)
     command = [sys.executable, "-m", "moeplan", "trace", "stats", str(file), "--json"]
     cold = seconds(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))
     result["stats_process_s"] = {"first": cold[0], "median": statistics.median(cold), "worst": max(cold)}

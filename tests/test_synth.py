@@ -214,6 +214,7 @@ def test_the_command_writes_a_trace_that_loads_and_repeats_itself(tmp_path: Path
     assert first.expert_ids.shape == (1200, 3, 2)
     assert first.provenance["kind"] == "synthetic"
     assert documents[0]["distinct"] == documents[1]["distinct"]
+    assert CliRunner().invoke(app, ["trace", "check", str(tmp_path / "a")]).exit_code == 0
     for row, batch in itertools.product(documents[0]["distinct"], (2, 4)):
         assert row["batch"] != batch or row["mean"] == pytest.approx(row["wanted"], rel=0.05)
     refused = CliRunner().invoke(app, [*words, "-o", str(tmp_path / "a"), "--traces", str(ROOT / "traces")])
