@@ -7,7 +7,7 @@ import pickle
 import struct
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -150,7 +150,7 @@ class _Stub:
 class TorchWriter(pickle._Pickler):
     """`torch.save` in pure Python: arrays become _rebuild_tensor_v2 over persistent storages."""
 
-    dispatch = dict(pickle._Pickler.dispatch)
+    dispatch: ClassVar[dict[type, Any]] = dict(pickle._Pickler.dispatch)
 
     def __init__(self, file: io.BytesIO, size: tuple[int, ...] | None = None) -> None:
         """`size`: what the first tensor claims instead of its own size."""

@@ -159,7 +159,7 @@ def test_a_pickle_with_code_is_refused_and_does_not_run(tmp_path: Path, protocol
 
 def test_wrong_types_are_refused(tmp_path: Path) -> None:
     refused(foreign.vllm(tmp_path / "a.json", [A.astype("f4")]), "vllm", "holds float32, expected uint8 or uint16")
-    refused(foreign.vllm(tmp_path / "b.json", [A.tolist()[:2] + [[[1.5, 2]] * 3]]), "vllm", "1.5, expected a whole")
+    refused(foreign.vllm(tmp_path / "b.json", [[*A.tolist()[:2], [[1.5, 2]] * 3]]), "vllm", "1.5, expected a whole")
     refused(foreign.vllm(tmp_path / "c.json", [A.astype("u1") + 9]), "vllm", "expert id .* is outside 0..7")
     np.save(tmp_path / "d.npy", A)
     refused(tmp_path / "d.npy", "router-logits", "expected floating-point logits")
@@ -247,12 +247,12 @@ def mutated() -> st.SearchStrategy[tuple[str, list[tuple[float, int]], float]]:
 def attempt(path: Path) -> None:
     """Every importer, and detection, on one file: a record or one MoeplanError, nothing else."""
     for form in (None, *FORMATS):
+        refusal = ""
         try:
-            found = import_files([path], form, HINTS)
+            import_files([path], form, HINTS)
         except MoeplanError as bad:
-            assert "\n" not in str(bad)
-        else:
-            assert found is not None
+            refusal = str(bad)
+        assert "\n" not in refusal
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

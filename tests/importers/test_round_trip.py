@@ -12,7 +12,7 @@ from moeplan.traffic.importers.detect import detect
 from moeplan.traffic.importers.logits import select
 from moeplan.traffic.importers.record import Hints
 from moeplan.traffic.popularity import load_popularity
-from moeplan.traffic.trace import RoutingTrace
+from moeplan.traffic.trace import RoutingTrace, load_trace
 from tests.importers import foreign
 
 A, B = foreign.ids(9, seed=1), foreign.ids(5, seed=2)
@@ -56,10 +56,19 @@ def test_phase_comes_from_the_token_counts_and_only_from_them(tmp_path: Path) ->
     path = foreign.vllm(tmp_path / "r.json", [A.astype("u1")], (6, 4))  # 6 + 4 - 1 rows
     assert trace_of(path).phase is not None
     assert trace_of(path).phase.tolist() == [0] * 6 + [1] * 3
-    late = foreign.vllm(tmp_path / "l.json", [A.astype("u1")], (9, 4))  # rows begin at prompt token 3
-    assert trace_of(late).phase.tolist() == [0] * 6 + [1] * 3
-    odd = foreign.vllm(tmp_path / "o.json", [A.astype("u1")], (2, 3))
-    assert trace_of(odd).phase is None
+    short = trace_of(foreign.vllm(tmp_path / "l.json", [A.astype("u1")], (9, 4)))  # 12 tokens, 9 rows
+    assert (short.phase, short.request_tokens.tolist()) == (None, [12])
+    assert "a start offset, or dropped rows" in str(short.provenance)
+    odd = trace_of(foreign.vllm(tmp_path / "o.json", [A.astype("u1")], (2, 3)))
+    assert (odd.phase, odd.request_tokens) == (None, None)
+
+
+def test_disagreement_with_the_model_is_noted(tmp_path: Path) -> None:
+    path = foreign.vllm(tmp_path / "r.json", [A.astype("u1")])
+    found = trace_of(path, Hints(experts=8, top_k=1))
+    assert "2 slots a token, --top-k or --model says 1" in str(found.provenance)
+    with pytest.raises(MoeplanError, match=r"row 0, layer .: expert id . is outside 0..5"):
+        trace_of(path, Hints(experts=6))
 
 
 def test_dense_layers_are_left_out(tmp_path: Path) -> None:
@@ -265,3 +274,25 @@ def test_sglang_recorder_counts(tmp_path: Path) -> None:
     stat[:2] = histogram(A)
     value = {"rank": 0, "logical_count": stat, "average_utilization_rate_over_window": 0.5}
     np.testing.assert_array_equal(counts_of(foreign.torch_zip(tmp_path / "s.pt", value)).counts, 2 * histogram(A))
+
+
+REAL = Path(__file__).parents[2] / "../shared/data/routing/gpt-oss-20b.decode-topk.npz"
+
+
+@pytest.mark.skipif(not REAL.exists(), reason="the real trace is not here")
+def test_real_routing_survives_every_token_level_format(tmp_path: Path) -> None:
+    whole = load_trace(REAL)
+    ends = whole.request_offsets[:4]
+    ids = np.asarray(whole.expert_ids[: ends[-1]]).astype(np.int32)
+    parts = np.split(ids, ends[1:-1])
+    hints = Hints(32, 4, 24, tuple(range(24)), "gpt-oss-20b")
+    files = [
+        foreign.vllm(tmp_path / "v.jsonl", [part.astype("u1") for part in parts]),
+        foreign.sglang(tmp_path / "s.json", parts),
+        foreign.mblt(tmp_path / "m.bin", [[part[:, c] for c in range(24)] for part in parts], 32),
+    ]
+    for path in files:
+        trace = trace_of(path, hints)
+        np.testing.assert_array_equal(trace.expert_ids, ids)
+        if path.suffix != ".bin":  # passes without a decode step between them are chunks of one prompt
+            assert trace.request_offsets.tolist() == ends.tolist()

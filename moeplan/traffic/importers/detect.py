@@ -32,6 +32,8 @@ def _by_magic(head: bytes, path: Path) -> str | None:
         names = archive.names if archive else []
         if any(name == "data.pkl" or name.endswith("/data.pkl") for name in names):
             return "sglang-recorder"
+        if "expert_ids.npy" in names:
+            raise fail(path, "is a canonical trace already")
         return "router-logits" if names and all(name.endswith(".npy") for name in names) else None
     return "trtllm" if len(head) > 8 and head[8:9] == b"{" and path.suffix == ".safetensors" else None
 

@@ -121,10 +121,10 @@ def _counts(header: _Header, tensor: _Tensor) -> IntTable:
     start, end = header.at + tensor.offset, header.at + tensor.offset + 4 * math.prod(tensor.shape)
     if end > header.size:
         raise fail(where, f"ends at byte {end}, the file has {header.size}")
-    values = np.frombuffer(header.raw[start:end].tobytes(), "<f4").astype(np.float64)
+    values = np.frombuffer(header.raw[start:end].tobytes(), "<f4")
     if not (np.isfinite(values).all() and (values >= 0).all() and (values < 2**53).all()):
         raise fail(where, "a count that is negative or not finite")
-    return np.rint(values).astype(np.int64)
+    return np.rint(values.astype(np.float64)).astype(np.int64)
 
 
 def _one(path: Path) -> dict[int, IntTable]:

@@ -121,11 +121,11 @@ def _one(path: Path, draft: Draft) -> Request:
     step = max(1, _CELLS // experts)
     for layer, array in enumerate(arrays):
         for start in range(0, tokens, step):
-            part = array[start : start + step].astype(np.float64)
+            part = array[start : start + step]
             if not np.isfinite(part).all():
                 raise fail(path, f"layer {layer}: logits that are not finite from row {start} on")
             own = None if bias is None else bias[layer]
-            ids[start : start + step, layer] = select(part, top_k, rule, own, groups)
+            ids[start : start + step, layer] = select(part.astype(np.float64), top_k, rule, own, groups)
     if draft.experts not in (None, experts):
         raise fail(path, f"{experts} experts, another file has {draft.experts}")
     draft.experts = experts
@@ -136,7 +136,7 @@ def _one(path: Path, draft: Draft) -> Request:
 
 def read(paths: Sequence[Path], hints: Hints) -> RoutingTrace:
     """Each file is one request: one array a MoE layer (.npz, names end in the layer number) or them stacked (.npy)."""
-    draft = Draft("router-logits", paths, hints)
+    draft = Draft("router-logits", paths, hints, order="ranked")
     requests = [_one(path, draft) for path in paths]
     moe, layers = hints.moe_layers, requests[0].ids.shape[1]
     if moe is not None and layers != len(moe):

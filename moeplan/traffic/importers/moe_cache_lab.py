@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from moeplan.traffic.importers.events import Events
 from moeplan.traffic.importers.reading import EXPERT_LIMIT, LAYER_LIMIT, fail, id_list, json_lines, shown, whole
-from moeplan.traffic.importers.record import Draft, Events, Hints, Request
+from moeplan.traffic.importers.record import Draft, Hints, Request
 from moeplan.traffic.trace import RoutingTrace
 
 FORMAT = "moe-cache-lab.routing-jsonl"
@@ -129,8 +130,8 @@ def _one(path: Path, draft: Draft) -> tuple[Request, list[int]]:
 
 
 def read(paths: Sequence[Path], hints: Hints) -> RoutingTrace:
-    """One request a file. Order within a token is the producer's, not known to be by weight: a set."""
-    draft = Draft("moe-cache-lab", paths, hints, order="set")
+    """One request a file."""
+    draft = Draft("moe-cache-lab", paths, hints)
     found = [_one(path, draft) for path in paths]
     draft.layer_ids = found[0][1]
     if any(layers != draft.layer_ids for _, layers in found):

@@ -3,7 +3,7 @@
 import base64
 import binascii
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,9 +15,10 @@ from moeplan.errors import MoeplanError
 
 Ids = npt.NDArray[np.int32]
 
-# Limits of this program, not of any format: parsed JSON takes up to 20 times its text, hence the smaller one.
+# Limits of this program, not of any format: parsed JSON takes up to 30 times its text, hence the smaller two.
 FILE_LIMIT = 1 << 32  # bytes of a file that is streamed or memory-mapped
 TEXT_LIMIT = 1 << 26  # bytes of one JSON document, one line, or one member held whole
+NODE_LIMIT = 1 << 22  # opening brackets in one JSON text: bounds the objects it becomes
 CELL_LIMIT = 1 << 27  # expert ids of one imported trace
 EVENT_LIMIT = 1 << 26  # expert ids of one log of single events
 EXPERT_LIMIT = 1 << 16  # ids travel as uint16 at most (vLLM)
@@ -93,6 +94,10 @@ def _lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             yield number, line
 
 
+class _NotJsonError(MoeplanError):
+    """A text that does not parse as JSON."""
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
@@ -102,10 +107,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def parse_json(raw: bytes, where: object) -> Any:
     """JSON, strictly UTF-8, each key once. Raises MoeplanError for anything else, endless nesting included."""
+    nodes = raw.count(b"[") + raw.count(b"{")
+    if nodes > NODE_LIMIT:
+        raise fail(where, f"{nodes} lists and objects in one JSON text, at most {NODE_LIMIT} allowed")
     try:
         return json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as bad:
-        raise fail(where, f"not JSON: {str(bad)[:120]}") from bad
+        raise _NotJsonError(str(fail(where, f"not JSON: {str(bad)[:120]}"))) from bad
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -120,19 +128,23 @@ def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def json_documents(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Objects of one JSON document (an object, or a list of objects) or of a JSON-lines file, the first line tells."""
-    first = next(lines(path), None)
-    if first is None:
-        raise fail(path, "is empty")
+    texts = lines(path)
+    number, first = next(texts, (0, b""))
     try:
-        parse_json(first[1], path)
-        documents: Iterable[tuple[str, Any]] = ((f"{path}: line {n}", parse_json(s, path)) for n, s in lines(path))
-    except MoeplanError:
-        documents = [(str(path), parse_json(read_whole(path), path))]
-    for where, document in documents:
-        for record in document if isinstance(document, list) else [document]:
-            if not isinstance(record, dict):
-                raise fail(where, f"{shown(record)}, expected a JSON object")
-            yield where, record
+        yield from _records(parse_json(first, path), f"{path}: line {number}")
+    except _NotJsonError:
+        yield from _records(parse_json(read_whole(path), path), str(path))
+        return
+    del first
+    for number, line in texts:
+        yield from _records(parse_json(line, f"{path}: line {number}"), f"{path}: line {number}")
+
+
+def _records(document: object, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for record in document if isinstance(document, list) else [document]:
+        if not isinstance(record, dict):
+            raise fail(where, f"{shown(record)}, expected a JSON object")
+        yield where, record
 
 
 def whole(value: object, where: object, low: int, high: int) -> int:
@@ -154,11 +166,12 @@ def nested_ids(value: object, where: object) -> Ids:
     rows = value if isinstance(value, list) else []
     if not rows or not all(isinstance(row, list) and row and len(row) == len(rows[0]) for row in rows):
         raise fail(where, "expected nested lists [rows][layers][k], all rows alike")
-    cells = [id_list(cell, where) for row in rows for cell in row]
-    if any(len(cell) != len(cells[0]) for cell in cells):
+    width = len(id_list(rows[0][0], where))
+    if any(len(id_list(cell, where)) != width for row in rows for cell in row):
         raise fail(where, "expected nested lists [rows][layers][k], all alike")
-    flat = np.fromiter(chain.from_iterable(cells), dtype=np.int32, count=len(cells) * len(cells[0]))
-    return flat.reshape(len(rows), len(rows[0]), len(cells[0]))
+    cells = (cell for row in rows for cell in row)
+    flat = np.fromiter(chain.from_iterable(cells), dtype=np.int32, count=len(rows) * len(rows[0]) * width)
+    return flat.reshape(len(rows), len(rows[0]), width)
 
 
 def base64_bytes(text: str, where: object) -> bytes:

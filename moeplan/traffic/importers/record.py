@@ -1,15 +1,14 @@
 """What an importer is told, and the two records it may give: a routing trace, or counts."""
 
-from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from moeplan.traffic.importers.reading import CELL_LIMIT, EVENT_LIMIT, EXPERT_LIMIT, LAYER_LIMIT, Ids, fail
+from moeplan.traffic.importers.reading import CELL_LIMIT, EXPERT_LIMIT, LAYER_LIMIT, Ids, fail
 from moeplan.traffic.model import ModelCard
 from moeplan.traffic.trace import RoutingTrace
 
@@ -56,23 +55,25 @@ def hints_of(card: ModelCard) -> Hints:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """ids int32 [rows, layers, k] of one request; phase uint8 [rows] (0 prefill, 1 decode) where known."""
+    """ids int32 [rows, layers, k] of one request; phase uint8 [rows] (0 prefill, 1 decode) and tokens where known."""
 
     ids: Ids
     phase: Phase | None = None
+    tokens: int | None = None
 
 
-def split_phase(rows: int, prompt: object, generated: object) -> Phase | None:
-    """Phase of the rows of a response: prompt + generated - 1 - start of them, the last sampled token has none.
+def response_request(ids: Ids, prompt: object, generated: object) -> Request:
+    """One response with its token counts, whatever they are: each token but the last sampled one has a row.
 
-    None where the token counts are missing or do not explain the number of rows.
+    With fewer rows (a start offset was asked for, or the engine dropped some) the phase stays unknown.
     """
-    if type(prompt) is not int or type(generated) is not int:
-        return None
-    start = prompt + generated - 1 - rows
-    if not (0 <= start <= prompt and generated >= 1):
-        return None
-    return np.asarray(np.arange(rows) >= prompt - start, dtype=np.uint8)
+    if type(prompt) is not int or type(generated) is not int or min(prompt, generated) < 1:
+        return Request(ids)
+    tokens = prompt + generated - 1
+    if not len(ids) <= tokens < 1 << 40:
+        return Request(ids)
+    phase = np.asarray(np.arange(tokens) >= prompt, dtype=np.uint8) if len(ids) == tokens else None
+    return Request(ids, phase, tokens)
 
 
 @dataclass(slots=True)
@@ -82,7 +83,7 @@ class Draft:
     form: str
     files: Sequence[Path]
     hints: Hints
-    order: Literal["ranked", "set"] = "ranked"
+    order: Literal["ranked", "set"] = "set"  # engines promise no order of the slots
     id_space: Literal["logical", "physical"] = "logical"
     experts: int | None = None
     layer_ids: Sequence[int] | None = None
@@ -116,7 +117,22 @@ class Draft:
         phases = [one.phase for one in kept if one.phase is not None]
         if len(phases) not in (0, len(kept)):
             self.notes.append("phase left out: not every request tells where its prompt ends")
-        return self._trace(ids, offsets, np.concatenate(phases) if len(phases) == len(kept) else None, experts)
+        short = sum(one.tokens is not None and one.tokens > len(one.ids) for one in kept)
+        if short:
+            self.notes.append(f"{short} requests with fewer rows than tokens: a start offset, or dropped rows")
+        self._compare(ids.shape[2])
+        phase = np.concatenate(phases) if len(phases) == len(kept) else None
+        tokens = [one.tokens for one in kept if one.tokens is not None]
+        known = np.asarray(tokens, dtype=np.int64) if len(tokens) == len(kept) else None
+        return self._trace(ids, offsets, (phase, known), experts)
+
+    def _compare(self, top_k: int) -> None:
+        """Notes where the file and the model disagree; `trace check --model` judges it."""
+        if self.hints.top_k not in (None, top_k):
+            self.notes.append(f"{top_k} slots a token, --top-k or --model says {self.hints.top_k}")
+        strange = sorted(set(self.layer_ids or ()) - set(self.hints.moe_layers or self.layer_ids or ()))
+        if strange:
+            self.notes.append(f"layers {strange[:8]} have no experts in {self.hints.model}")
 
     def _experts(self) -> int:
         told, known = self.hints.experts, self.experts
@@ -124,7 +140,13 @@ class Draft:
             raise fail(self.path, f"num_experts = {known}, --experts or --model says {told}")
         return known if known is not None else self.hints.need("experts", self.path)
 
-    def _trace(self, ids: Ids, offsets: npt.NDArray[np.int64], phase: Phase | None, experts: int) -> RoutingTrace:
+    def _trace(
+        self,
+        ids: Ids,
+        offsets: npt.NDArray[np.int64],
+        more: tuple[Phase | None, npt.NDArray[np.int64] | None],
+        experts: int,
+    ) -> RoutingTrace:
         narrow = ids.astype(np.int16) if experts <= 1 << 15 else ids
         layers = list(range(ids.shape[1])) if self.layer_ids is None else list(self.layer_ids)
         return RoutingTrace(
@@ -132,7 +154,8 @@ class Draft:
             request_offsets=offsets,
             experts=experts,
             layer_ids=np.asarray(layers, dtype=np.int64),
-            phase=phase,
+            phase=more[0],
+            request_tokens=more[1],
             domains=None,
             id_space=self.id_space,
             order=self.order,
@@ -181,48 +204,7 @@ def moe_columns(draft: Draft, requests: Sequence[Request]) -> list[Request]:
         draft.layer_ids = columns
     if len(columns) < width:
         draft.notes.append(f"{width - len(columns)} dense layers left out")
-    return [Request(one.ids[:, columns], one.phase) for one in requests]
-
-
-class Events:
-    """Routing events (row, layer, ids) in any order, kept compactly; `dense` lays them out."""
-
-    def __init__(self, where: object) -> None:
-        """`where` is what errors name."""
-        self.where = where
-        self.rows, self.layers, self.widths, self.ids = array("q"), array("i"), array("i"), array("i")
-
-    def add(self, row: int, layer: int, ids: Sequence[int]) -> None:
-        """One event; no ids = a token that no expert took."""
-        self.rows.append(row)
-        self.layers.append(layer)
-        self.widths.append(len(ids))
-        self.ids.extend(ids)
-        if len(self.ids) + len(self.rows) > EVENT_LIMIT:
-            raise fail(self.where, f"more than {EVENT_LIMIT} expert ids and events")
-
-    def dense(self, rows: int) -> tuple[Ids, list[int]]:
-        """ids int32 [rows, layers, k], -1 where nothing was recorded, and the layer indices.
-
-        Raises MoeplanError for an event recorded twice, or a table far emptier than its log.
-        """
-        if not self.rows:
-            raise fail(self.where, "holds no routing event")
-        layer_ids, column = np.unique(np.asarray(self.layers), return_inverse=True)
-        width = np.asarray(self.widths, dtype=np.int64)
-        top_k, layers = max(1, int(width.max())), layer_ids.size
-        cells = rows * layers * top_k
-        if cells > CELL_LIMIT or cells > max(1 << 22, 64 * (len(self.ids) + len(self.rows))):
-            raise fail(self.where, f"{rows} rows of {layers} layers of top-{top_k}: too many, or nearly all missing")
-        cell = np.asarray(self.rows) * layers + column
-        seen = np.zeros(rows * layers, dtype=bool)
-        seen[cell] = True
-        if np.count_nonzero(seen) != cell.size:
-            raise fail(self.where, "the same token and layer are recorded twice")
-        ids = np.full((rows * layers, top_k), -1, dtype=np.int32)
-        slot = np.arange(len(self.ids)) - np.repeat(np.cumsum(width) - width, width)
-        ids[np.repeat(cell, width), slot] = np.asarray(self.ids)
-        return ids.reshape(rows, layers, top_k), layer_ids.tolist()
+    return [replace(one, ids=one.ids[:, columns]) for one in requests]
 
 
 def check_layer(layer: int, where: object) -> int:

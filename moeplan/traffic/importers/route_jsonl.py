@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from moeplan.traffic.importers.events import Events
 from moeplan.traffic.importers.reading import CELL_LIMIT, LAYER_LIMIT, fail, id_list, json_lines, shown, whole
-from moeplan.traffic.importers.record import Draft, Events, Hints, Request, check_experts
+from moeplan.traffic.importers.record import Draft, Hints, Request, check_experts
 from moeplan.traffic.trace import RoutingTrace
 
 _TOKEN_LIMIT = 1 << 40

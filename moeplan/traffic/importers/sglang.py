@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from moeplan.traffic.importers.reading import TOP_K_LIMIT, Ids, as_ids, base64_bytes, fail, json_documents, shown
-from moeplan.traffic.importers.record import Draft, Hints, Request, check_layer, moe_columns, split_phase
+from moeplan.traffic.importers.record import Draft, Hints, check_layer, moe_columns, response_request
 from moeplan.traffic.trace import RoutingTrace
 
 
@@ -55,7 +55,7 @@ def read(paths: Sequence[Path], hints: Hints) -> RoutingTrace:
                     missing += 1
                     continue
                 ids = decode(text, layers, top_k, f"{where}: routed_experts")
-                requests.append(Request(ids, split_phase(len(ids), prompt, generated)))
+                requests.append(response_request(ids, prompt, generated))
     if not requests:
         raise fail(draft.path, "no sequence holds routed_experts: was the server started to return them?")
     if missing:

@@ -190,7 +190,7 @@ def read(paths: Sequence[Path], hints: Hints) -> RoutingTrace | ExpertCounts:
     if len(modes) != 1:
         raise fail(paths[0], "files of different recorder modes")
     if modes == {"token"}:
-        draft = Draft("sglang-recorder", paths, hints, order="ranked")
+        draft = Draft("sglang-recorder", paths, hints)
         requests = []
         for file in files:
             if draft.experts not in (None, file.experts):

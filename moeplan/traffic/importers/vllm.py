@@ -20,7 +20,7 @@ from moeplan.traffic.importers.reading import (
     nested_ids,
     shown,
 )
-from moeplan.traffic.importers.record import Draft, Hints, Request, moe_columns, split_phase
+from moeplan.traffic.importers.record import Draft, Hints, Request, moe_columns, response_request
 from moeplan.traffic.trace import RoutingTrace
 
 _WIDTHS = {"uint8": 1, "uint16": 2, "int16": 2, "int32": 4, "int64": 8}
@@ -65,7 +65,7 @@ def _three_axes(ids: Ids, where: object) -> Ids:
 def _request(choice: dict[str, Any], usage: dict[str, Any], alone: bool, where: str) -> Request:
     ids = decode(choice["routed_experts"], f"{where}: routed_experts")
     known = (usage.get("prompt_tokens"), usage.get("completion_tokens")) if alone else (None, None)
-    return Request(ids, split_phase(len(ids), *known))
+    return response_request(ids, *known)
 
 
 def read(paths: Sequence[Path], hints: Hints) -> RoutingTrace:
