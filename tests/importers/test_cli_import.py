@@ -3,10 +3,13 @@
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from moeplan.errors import MoeplanError
 from moeplan.traffic.trace import load_trace
 from tests.importers import foreign
 
@@ -14,19 +17,7 @@ A = foreign.ids(9, seed=1)
 
 
 def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    program = (
-        "import sys, typer\n"
-        "from moeplan.cli.trace_import import register_import\n"
-        "from moeplan.errors import MoeplanError\n"
-        "app = typer.Typer()\n"
-        "sub = typer.Typer()\n"
-        "register_import(sub)\n"
-        "sub.command('other')(lambda: None)\n"
-        "app.add_typer(sub, name='trace')\n"
-        "try:\n    app()\n"
-        "except MoeplanError as bad:\n    print(f'error: {bad}', file=sys.stderr)\n    raise SystemExit(2)\n"
-    )
-    command = [sys.executable, "-c", program, "trace", "import", *map(str, words)]
+    command = [sys.executable, "-m", "moeplan", "trace", "import", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -48,7 +39,11 @@ def test_counts_are_marked(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert (document["kind"], document["pairs"], document["tokens"]) == ("counts", 2, 1)
-    assert 'kind = "counts"' in (tmp_path / "out" / "header.toml").read_text()
+    header = tomllib.loads((tmp_path / "out" / "header.toml").read_text())
+    assert (header["format"], header["kind"]) == ("moeplan-counts", "counts")
+    assert header["provenance"]["files"] == ["r.csv"]
+    with pytest.raises(MoeplanError, match="moeplan-counts"):
+        load_trace(tmp_path / "out")
     assert "never co-activation" in done.stderr
 
 

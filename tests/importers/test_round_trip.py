@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from moeplan.errors import MoeplanError
+from moeplan.traffic.check import check_trace
 from moeplan.traffic.importers import import_files
 from moeplan.traffic.importers.counts import ExpertCounts, save_counts
 from moeplan.traffic.importers.detect import detect
@@ -296,3 +297,4 @@ def test_real_routing_survives_every_token_level_format(tmp_path: Path) -> None:
         np.testing.assert_array_equal(trace.expert_ids, ids)
         if path.suffix != ".bin":  # passes without a decode step between them are chunks of one prompt
             assert trace.request_offsets.tolist() == ends.tolist()
+            assert not check_trace(trace).findings

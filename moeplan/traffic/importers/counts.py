@@ -111,9 +111,15 @@ def save_counts(counts: ExpertCounts, folder: Path) -> None:
 def _header(counts: ExpertCounts) -> str:
     from json import dumps
 
-    rows: dict[str, object] = {"kind": "counts", "layers": len(counts.layer_ids), "experts": counts.counts.shape[1]}
+    rows: dict[str, object] = {
+        "format": "moeplan-counts",
+        "format_version": 1,
+        "kind": "counts",
+        "layers": len(counts.layer_ids),
+        "experts": counts.counts.shape[1],
+    }
     if counts.top_k is not None:
         rows |= {"top_k": counts.top_k, "tokens": counts.tokens}
     rows |= {"layer_ids": list(counts.layer_ids), "source": f"imported {counts.provenance['format']} counts"}
-    rows |= counts.provenance
-    return "".join(f"{key} = {dumps(value)}\n" for key, value in rows.items())
+    top = "".join(f"{key} = {dumps(value)}\n" for key, value in rows.items())
+    return top + "\n[provenance]\n" + "".join(f"{key} = {dumps(value)}\n" for key, value in counts.provenance.items())

@@ -105,13 +105,16 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
+
+
 def parse_json(raw: bytes, where: object) -> Any:
     """JSON, strictly UTF-8, each key once. Raises MoeplanError for anything else, endless nesting included."""
     nodes = raw.count(b"[") + raw.count(b"{")
     if nodes > NODE_LIMIT:
         raise fail(where, f"{nodes} lists and objects in one JSON text, at most {NODE_LIMIT} allowed")
     try:
-        return json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
+        return _DECODER.decode(raw.decode("utf-8"))
     except (ValueError, RecursionError) as bad:
         raise _NotJsonError(str(fail(where, f"not JSON: {str(bad)[:120]}"))) from bad
 

@@ -149,6 +149,7 @@ def _requests(path: Path, draft: Draft) -> list[Request]:
 
 def read(paths: Sequence[Path], hints: Hints) -> RoutingTrace | ExpertCounts:
     """Ranks are added up; token tables of a rank are one request each."""
+    paths = [path for path in paths if path.name != "meta_info.json"] or paths
     hints = _meta(paths[0], hints)
     _, first = _tensors(paths[0])
     if len(next(iter(first.values())).shape) == 1:
