@@ -189,6 +189,8 @@ def test_a_zip_bomb_is_refused(tmp_path: Path) -> None:
 def test_endless_nesting_and_oversized_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "n.json").write_text("[" * 200_000)
     refused(tmp_path / "n.json", "vllm", "not JSON")
+    (tmp_path / "w.json").write_text("[" + "[]," * (1 << 22) + "[]]")
+    refused(tmp_path / "w.json", "vllm", "4194306 lists and objects in one JSON text")
     foreign.torch_zip(tmp_path / "n.pt", raw=b"\x80\x02" + b"]" * (1 << 22) + b".")
     refused(tmp_path / "n.pt", "sglang-recorder", "more than 2097152 objects")
     loop = b"\x80\x02]q\0h\0a."  # a list that holds itself

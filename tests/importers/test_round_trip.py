@@ -53,6 +53,15 @@ def test_vllm(tmp_path: Path, kind: str) -> None:
     same(trace_of(path), BOTH, [0, 9, 14])
 
 
+def test_vllm_arrays_saved_as_files(tmp_path: Path) -> None:
+    for name, part in (("a.npy", A), ("b.npy", B)):
+        np.save(tmp_path / name, part.astype("u1"))
+    assert detect(tmp_path / "a.npy") == "vllm"
+    found = import_files([tmp_path / "a.npy", tmp_path / "b.npy"], None, KNOWN)
+    assert isinstance(found, RoutingTrace)
+    same(found, BOTH, [0, 9, 14])
+
+
 def test_phase_comes_from_the_token_counts_and_only_from_them(tmp_path: Path) -> None:
     path = foreign.vllm(tmp_path / "r.json", [A.astype("u1")], (6, 4))  # 6 + 4 - 1 rows
     assert trace_of(path).phase is not None

@@ -5,7 +5,7 @@ from typing import Any
 
 from moeplan.errors import MoeplanError
 from moeplan.traffic.importers import imatrix, mblt, moe_cache_lab, moe_trace
-from moeplan.traffic.importers.arrays import is_archive
+from moeplan.traffic.importers.arrays import is_archive, npy_file
 from moeplan.traffic.importers.reading import fail, json_documents, read_head
 
 _HEAD = 1 << 12
@@ -26,7 +26,7 @@ def _by_magic(head: bytes, path: Path) -> str | None:
     if head[:4] == mblt.MAGIC.to_bytes(4, "little"):
         return "mblt"
     if head[:6] == b"\x93NUMPY":
-        return "router-logits"
+        return "router-logits" if npy_file(path).dtype.kind == "f" else "vllm"
     if head[:4] == b"PK\x03\x04":
         archive = is_archive(path)
         names = archive.names if archive else []

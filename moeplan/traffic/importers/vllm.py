@@ -1,4 +1,4 @@
-"""vLLM responses with `routed_experts`: base64 .npy, nested lists (older builds), or the `nrlre1:` wrapping.
+"""vLLM responses with `routed_experts`: base64 .npy, nested lists (older builds), the `nrlre1:` wrapping, a .npy file.
 
 `choices[i].routed_experts` is [tokens - 1, layers, k], uint8 up to 256 experts, uint16 above (vLLM PR #28284); the
 layer axis counts dense layers too and is zero there.
@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from moeplan.traffic.importers.arrays import npy_array
+from moeplan.traffic.importers.arrays import npy_array, npy_file
 from moeplan.traffic.importers.reading import (
     Ids,
     as_ids,
@@ -34,7 +35,10 @@ def decode(value: object, where: object) -> Ids:
         raise fail(where, f"{shown(value)}, expected base64 text or nested lists")
     if value.startswith("nrlre1:"):
         return _wrapped(value, where)
-    array = npy_array(base64_bytes(value, where), where)
+    return _plain(npy_array(base64_bytes(value, where), where), where)
+
+
+def _plain(array: npt.NDArray[Any], where: object) -> Ids:
     if array.dtype.name not in ("uint8", "uint16"):
         raise fail(where, f"holds {array.dtype}, expected uint8 or uint16")
     return _three_axes(as_ids(array, where), where)
@@ -69,10 +73,16 @@ def _request(choice: dict[str, Any], usage: dict[str, Any], alone: bool, where: 
 
 
 def read(paths: Sequence[Path], hints: Hints) -> RoutingTrace:
-    """Responses of the completions, chat or generate endpoints: JSON, a list, or JSON lines; a choice is a request."""
+    """Responses of the completions, chat or generate endpoints: JSON, a list, or JSON lines; or .npy files.
+
+    A choice, or a .npy file, is a request.
+    """
     requests, missing = [], 0
     draft = Draft("vllm", paths, hints)
     for path in paths:
+        if path.suffix == ".npy":  # one request's `CompletionOutput.routed_experts`, saved as it is
+            requests.append(Request(_plain(npy_file(path), path)))
+            continue
         for where, response in json_documents(path):
             choices, usage = response.get("choices"), response.get("usage")
             if not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
