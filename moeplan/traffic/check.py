@@ -79,7 +79,7 @@ def _dead_layers(trace: RoutingTrace, seen: Scan) -> dict[int, Dead]:
             dead[column] = "zero" if zero else "empty"
     if trace.top_k == 1 and trace.rows >= SURE_ROWS:
         dead |= {int(column): "zero" for column in np.flatnonzero(seen.only_zero)}
-    return dead
+    return dict(sorted(dead.items()))
 
 
 def _nothing(trace: RoutingTrace, seen: Scan, dead: dict[int, Dead]) -> bool:

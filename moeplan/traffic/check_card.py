@@ -9,6 +9,8 @@ from moeplan.traffic.finding import Finding
 from moeplan.traffic.model import ModelCard, MoELayer
 from moeplan.traffic.trace import RoutingTrace
 
+_REPLICATED = 1.5  # physical / logical experts up to which a larger number reads as replicas, not as another model
+
 
 def moe_layers(trace: RoutingTrace, card: ModelCard) -> list[MoELayer | None]:
     """The card's MoE layer of each recorded layer, None = the card has none there.
@@ -44,7 +46,7 @@ def _sizes(trace: RoutingTrace, known: list[MoELayer], card: ModelCard, seen: Sc
     used = trace.top_k - int(np.count_nonzero(seen.slot_empty == rows * trace.layers))
     fused = max(shared) > 0 and used in {k + s for k in top_k for s in shared if s}
     if trace.experts not in experts:
-        above = trace.experts > max(experts) and not fused
+        above = max(experts) < trace.experts <= _REPLICATED * max(experts) and not fused
         text = f"{trace.experts} experts, {card.name} has {_some(experts)}"
         if above and int(seen.slot_high.max()) >= max(experts):
             text += f"; ids reach {int(seen.slot_high.max())}: physical slots of replicated experts?"

@@ -108,23 +108,28 @@ class Scan:
     gap_before: bool = False
 
 
+def _start(trace: RoutingTrace) -> Scan:
+    layers, k, far = trace.layers, trace.top_k, np.iinfo(np.int64)
+    bits = max(1.0, layers * row_bits(trace.experts, k))
+    return Scan(
+        outside=Tally.of(layers),
+        duplicate=Tally.of(layers),
+        zero=Tally.of(layers),
+        empty=Tally.of(layers),
+        unwritten=Tally.of(1),
+        padding=Tally.of(1),
+        runs=Runs(max(RUN_ROWS, int(RUN_BITS / bits) + 2)),
+        slot_empty=np.zeros(k, np.int64),
+        slot_outside=np.zeros(k, np.int64),
+        slot_low=np.full(k, far.max, np.int64),
+        slot_high=np.full(k, far.min, np.int64),
+        only_zero=np.full(layers, k == 1),
+    )
+
+
 def scan(trace: RoutingTrace, size: int = CHUNK_BYTES) -> Scan:
     """Count everything in one pass, `size` bytes of ids at a time; the result does not depend on `size`."""
-    bits = max(1.0, trace.layers * row_bits(trace.experts, trace.top_k))
-    tallies = [Tally.of(trace.layers) for _ in range(4)] + [Tally.of(1) for _ in range(2)]
-    shortest = max(RUN_ROWS, int(RUN_BITS / bits) + 2)
-    k = trace.top_k
-    far = np.iinfo(np.int64)
-    lows, highs = np.full(k, far.max, np.int64), np.full(k, far.min, np.int64)
-    found = Scan(
-        *tallies,
-        Runs(shortest),
-        np.zeros(k, np.int64),
-        np.zeros(k, np.int64),
-        lows,
-        highs,
-        np.full(trace.layers, k == 1),
-    )
+    found = _start(trace)
     for first, ids in trace.chunks(size):
         planes = np.ascontiguousarray(np.moveaxis(ids, 2, 0))
         _slots(found, planes, trace.experts, first)
@@ -153,22 +158,24 @@ def _slots(found: Scan, planes: Planes, experts: int, first: int) -> None:
 
 
 def cells(planes: Planes) -> tuple[Mask, Mask]:
-    """zero and empty [rows, layers] of planes [k, rows, layers]; one slot of 0 is an answer, so k = 1 has no zero."""
-    if len(planes) > 1:
-        zero = np.asarray(np.bitwise_or.reduce(planes, axis=0) == 0)
-    else:
-        zero = np.zeros(planes.shape[1:], dtype=bool)
+    """zero and empty [rows, layers] of planes [k, rows, layers].
+
+    zero: only 0 and -1, 0 at least twice; one slot of 0 is an answer. empty: only -1.
+    """
     if planes.dtype.kind == "u" or int(planes.min()) >= 0:
-        return zero, np.zeros_like(zero)
-    return zero, np.asarray(np.bitwise_and.reduce(planes, axis=0) == -1)
+        none = np.zeros(planes.shape[1:], dtype=bool)
+        return (np.asarray(np.bitwise_or.reduce(planes, axis=0) == 0) if len(planes) > 1 else none), none
+    highest = planes.max(axis=0)
+    zero = (highest == 0) & (np.count_nonzero(planes == 0, axis=0) > 1)
+    return np.asarray(zero), np.asarray(np.bitwise_and.reduce(planes, axis=0) == -1)
 
 
 def _cells(found: Scan, planes: Planes, trace: RoutingTrace, first: int) -> Mask:
     """Zero, empty and duplicate cells; returns which rows name an expert at all."""
     zero, empty = cells(planes)
     gap = zero | empty
-    unrouted = gap.all(axis=1)
-    padding = empty.all(axis=1)
+    unrouted = np.asarray(gap.all(axis=1), dtype=np.bool_)
+    padding = np.asarray(empty.all(axis=1), dtype=np.bool_)
     found.padding.add(padding[:, None], first)
     found.unwritten.add((unrouted & ~padding)[:, None], first)
     zero[unrouted] = False
