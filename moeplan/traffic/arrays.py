@@ -5,6 +5,7 @@ import re
 import struct
 import zipfile
 import zlib
+from mmap import mmap
 from pathlib import Path
 from typing import IO, Any
 
@@ -120,8 +121,12 @@ def map_array(path: Path) -> npt.NDArray[Any]:
 
 
 def read_rows(array: npt.NDArray[Any], first: int, last: int) -> npt.NDArray[Any]:
-    """Rows first:last. Those of a mapped file are read from it, so that pages once seen do not stay in memory."""
-    if not isinstance(array, np.memmap) or array.filename is None or not array.flags.c_contiguous:
+    """Rows first:last. Those of a mapped file are read from it, so that pages once seen do not stay in memory.
+
+    A slice of a map keeps the whole map's file offset, so slices are left to the map.
+    """
+    whole = isinstance(array, np.memmap) and isinstance(array.base, mmap) and array.filename is not None
+    if not isinstance(array, np.memmap) or not whole or not array.flags.c_contiguous:
         return array[first:last]
     row = math.prod(array.shape[1:])
     count = (min(last, len(array)) - first) * row
