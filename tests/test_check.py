@@ -1,6 +1,7 @@
 """Every defect is found with its code and place; clean traces raise no finding; repairs remove what they say."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -384,3 +385,21 @@ def test_the_command_answers_with_its_status(tmp_path: Path) -> None:
     assert command(tmp_path / "out").returncode == 0
     again = command(bad, "--fix", tmp_path / "out")
     assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+
+
+def test_the_document_lists_every_code() -> None:
+    """docs/trace-format.md names each code once, with the severities that the source gives it."""
+    rows = [
+        line.split("|") for line in (ROOT / "docs/trace-format.md").read_text().splitlines() if line.startswith("| `")
+    ]
+    told: dict[str, str] = {}
+    for cells in rows:
+        if cells[2].strip() in ("error", "warning", "error or warning"):
+            told |= {word.strip(" `"): cells[2].strip() for word in cells[1].split(",")}
+    source = "".join(path.read_text() for path in (ROOT / "moeplan/traffic").glob("check*.py"))
+    pairs = set(re.findall(r'Finding\(\s*"([a-z0-9-]+)",\s*"(error|warning)"', source))
+    pairs |= {(code, "error") for code in re.findall(r'"([a-z]+(?:-[a-z0-9]+)+)",\s*text', source)}
+    given: dict[str, set[str]] = {}
+    for code, severity in pairs:
+        given.setdefault(code, set()).add(severity)
+    assert {code: " or ".join(sorted(kinds)) for code, kinds in given.items()} == told

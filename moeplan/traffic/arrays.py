@@ -125,8 +125,7 @@ def read_rows(array: npt.NDArray[Any], first: int, last: int) -> npt.NDArray[Any
 
     A slice of a map keeps the whole map's file offset, so slices are left to the map.
     """
-    whole = isinstance(array, np.memmap) and isinstance(array.base, mmap) and array.filename is not None
-    if not isinstance(array, np.memmap) or not whole or not array.flags.c_contiguous:
+    if not isinstance(array, np.memmap) or not isinstance(array.base, mmap) or array.filename is None:
         return array[first:last]
     row = math.prod(array.shape[1:])
     count = (min(last, len(array)) - first) * row
