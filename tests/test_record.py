@@ -23,7 +23,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: pip install 'moeplan[mlx-lm]'")
     from mlx import nn
-    from mlx.utils import tree_map
+    from mlx.utils import tree_map_with_path
     from mlx_lm.models.cache import make_prompt_cache
     from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchGLU, SwitchLinear, SwitchMLP
 
@@ -58,6 +58,11 @@ def plain(block: Any, x: Floats, k: int) -> Floats:
 
 def with_bias(block: Any, x: Floats, k: int) -> Floats:
     return top(x @ wide(block.router.weight).T + wide(block.router.bias), k)
+
+
+def by_linear(block: Any, x: Floats, k: int) -> Floats:
+    router = block.router
+    return top(x @ wide(getattr(router, "layer", router).weight).T, k)
 
 
 def best_groups(scores: Floats, strength: Callable[[Floats], Floats], groups: int, kept: int) -> Floats:
@@ -119,6 +124,21 @@ FAMILIES = [
         "layer_norm_epsilon": 1e-5, "use_bias": False, "use_conv_bias": True, "n_routed_experts": 16,
         "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "norm_topk_prob": True,
         "routed_scaling_factor": 1.0}),
+    Family("qwen3_next", "mlp", (0, 1), 10, 4, plain, {
+        "num_hidden_layers": 2, "linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8, "linear_conv_kernel_dim": 3, "num_experts": 10, "num_experts_per_tok": 4,
+        "decoder_sparse_step": 1, "mlp_only_layers": [], "shared_expert_intermediate_size": 12,
+        "partial_rotary_factor": 0.5, "full_attention_interval": 2, "norm_topk_prob": True}),
+    Family("llama4", "feed_forward", (1, 3), 6, 1, by_linear, {"text_config": SMALL | {
+        "model_type": "llama4_text", "num_hidden_layers": 4, "attention_chunk_size": 64, "intermediate_size_mlp": 12,
+        "interleave_moe_layer_step": 2, "num_local_experts": 6, "num_experts_per_tok": 1, "rope_scaling": None,
+        "use_qk_norm": True}}),
+    Family("granitemoe", "block_sparse_moe", (0, 1), 8, 3, by_linear, {
+        "num_hidden_layers": 2, "num_local_experts": 8, "num_experts_per_tok": 3, "logits_scaling": 2.0,
+        "attention_multiplier": 0.3, "embedding_multiplier": 2.0, "residual_multiplier": 0.5}),
+    Family("phixtral", "moe", (0, 1), 5, 2, plain, {
+        "num_vocab": VOCAB, "model_dim": HIDDEN, "num_heads": 2, "num_layers": 2, "rotary_dim": 4,
+        "num_local_experts": 5, "num_experts_per_tok": 2}),
 ]  # fmt: skip
 QWEN = FAMILIES[0]
 
@@ -128,11 +148,11 @@ def build(family: Family, seed: int = 0) -> Any:
     model = module.Model(module.ModelArgs.from_dict(SMALL | family.args | {"model_type": family.module}))
     key = [mx.random.key(seed)]
 
-    def fresh(old: Any) -> Any:
+    def fresh(path: str, old: Any) -> Any:
         key[0], now = mx.random.split(key[0])
-        return mx.random.normal(old.shape, key=now) * 0.5
+        return mx.random.normal(old.shape, key=now) * (0.1 if "correction" in path else 0.5)  # scores decide, not bias
 
-    model.update(tree_map(fresh, model.parameters()))
+    model.update(tree_map_with_path(fresh, model.parameters()))
     mx.eval(model.parameters())
     model.eval()
     return model
@@ -329,8 +349,17 @@ def test_refusals() -> None:
     ):
         with pytest.raises(MoeplanError, match=match):
             record(model, batches, tokens)
+    for how in (Sampling(float("inf")), Sampling(float("nan")), Sampling(-1.0), Sampling(seed=-1)):
+        with pytest.raises(MoeplanError, match="expected finite, not negative"):
+            record(model, [[[1]]], 1, how)
     with tapped(model), pytest.raises(MoeplanError, match="recorded already"):
         record(model, [[[1]]], 1)
+    model.layers[0].mlp.zero_expert_num = 2
+    with pytest.raises(MoeplanError, match="qwen3_moe: zero-computation experts"):
+        record(model, [[[1]]], 1)
+    llama4 = build(next(family for family in FAMILIES if family.module == "llama4"))
+    with pytest.raises(MoeplanError, match=f"token {VOCAB} is outside the vocabulary of {VOCAB}"):
+        record(llama4, [[[VOCAB]]], 1)
     dense = Family("llama", "mlp", (), 0, 0, plain, {"num_hidden_layers": 1})
     with pytest.raises(MoeplanError, match="llama: no layer of the model calls SwitchGLU"):
         record(build(dense), [[[1]]], 1)

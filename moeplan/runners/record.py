@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -91,16 +92,19 @@ def record(
 def _refuse(model: Any, requests: list[_Request], max_tokens: int, how: Sampling) -> None:
     if max_tokens < 1:
         raise MoeplanError(f"max_tokens = {max_tokens}: expected at least 1")
-    if not how.temperature >= 0 or how.seed < 0:
-        raise MoeplanError(f"temperature = {how.temperature}, seed = {how.seed}: must not be negative")
+    if not 0 <= how.temperature < inf or how.seed < 0:
+        raise MoeplanError(f"temperature = {how.temperature}, seed = {how.seed}: expected finite, not negative")
     if not requests:
         raise MoeplanError("no prompt to record")
-    size = getattr(getattr(model, "args", None), "vocab_size", None)
+    args = getattr(model, "args", None)
+    text = getattr(args, "text_config", None)
+    sizes = (getattr(args, "vocab_size", None), getattr(text, "vocab_size", None))
+    size = next((size for size in sizes if isinstance(size, int)), None)
     for i, request in enumerate(requests):
         if not request.prompt:
             raise MoeplanError(f"prompt {i} has no tokens")
         low, high = min(request.prompt), max(request.prompt)
-        if low < 0 or (isinstance(size, int) and high >= size):
+        if low < 0 or (size is not None and high >= size):
             raise MoeplanError(f"prompt {i}: token {low if low < 0 else high} is outside the vocabulary of {size}")
 
 
