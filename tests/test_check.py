@@ -282,6 +282,9 @@ def test_contradictions_of_the_card() -> None:
     assert places(clean(60, 4), "gpt-oss-20b") == [("card-experts", None, 0, ROWS)]
     assert places(replace(clean(32, 4), layer_ids=np.array([4, 24, 5])), "gpt-oss-20b") == [("card-layer", 24, 0, ROWS)]
     assert places(clean(64, 6, layers=2), "deepseek-v2-lite") == [("card-layer", 0, 0, ROWS)]
+    ids = clean(64, 6, layers=2).expert_ids.copy()
+    ids[:, 0] = 0  # the dense layer in a zero-filled buffer: one defect, not two
+    assert places(with_ids(clean(64, 6, layers=2), ids), "deepseek-v2-lite") == [("dense-layer", 0, 0, ROWS)]
     unnumbered = load_card("deepseek-v2-lite", STORE).moe_layers
     assert places(clean(64, 6, layers=len(unnumbered)), "deepseek-v2-lite") == []
 

@@ -21,7 +21,7 @@ _SUSPECT = 1 << 24  # bytes above which an array that deflated more than _RATIO 
 _RATIO = 256  # deflate reaches 1,032 fold on constant data; int64 ids of 8 experts reach about 21 (64 bits / 3)
 
 _HEADER = re.compile(
-    r"\{\s*'descr'\s*:\s*'([<>|=]?[A-Za-z]\d*)'\s*,\s*'fortran_order'\s*:\s*(True|False)\s*,"
+    r"\{\s*'descr'\s*:\s*'([<>|=]?[?biufcmMOSUV]\d*)'\s*,\s*'fortran_order'\s*:\s*(True|False)\s*,"
     r"\s*'shape'\s*:\s*\(([\d ,]*)\)\s*,?\s*\}\s*\Z"
 )
 _BROKEN = (OSError, ValueError, EOFError, KeyError, RuntimeError, MemoryError, TypeError, OverflowError)

@@ -60,13 +60,17 @@ def check_trace(trace: RoutingTrace, card: ModelCard | None = None, chunk_bytes:
         *_run_findings(seen, startup),
         *_layer_findings(trace, seen, dead),
         *_row_findings(seen, spare, trace),
-        *_id_findings(trace, seen, card),
+        *_id_findings(trace, seen),
         *card_findings(trace, card, seen),
         *_ranking_findings(trace),
         *_request_findings(trace, repeats),
     )
-    once = {(one.code, one.layer, one.first_row, one.rows): one for one in reversed(findings)}
-    return Check(tuple(reversed(once.values())), startup, tuple(dead), spare, repeats)
+    empty = {int(trace.layer_ids[column]) for column in dead}
+    once: dict[tuple[str, int | None, int, int], Finding] = {}
+    for one in findings:
+        if one.code != "card-layer" or one.layer not in empty:
+            once.setdefault((one.code, one.layer, one.first_row, one.rows), one)
+    return Check(tuple(once.values()), startup, tuple(dead), spare, repeats)
 
 
 def _dead_layers(trace: RoutingTrace, seen: Scan) -> dict[int, Dead]:
@@ -164,7 +168,7 @@ def _row_findings(seen: Scan, spare: tuple[int, ...], trace: RoutingTrace) -> It
         yield Finding("padded-slots", "warning", None, 0, trace.rows, text, "cut the axis (--fix)")
 
 
-def _id_findings(trace: RoutingTrace, seen: Scan, card: ModelCard | None) -> Iterator[Finding]:
+def _id_findings(trace: RoutingTrace, seen: Scan) -> Iterator[Finding]:
     cells = trace.rows * trace.layers
     steady = (seen.slot_low == seen.slot_high) & (seen.slot_low >= 0) & (trace.rows >= SURE_ROWS)
     steady &= trace.top_k > 1 and cells * log2(trace.experts / trace.top_k) >= _SLOT_BITS

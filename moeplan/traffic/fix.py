@@ -36,7 +36,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Cut:
-    """startup rows, repeated requests as row ranges, and the columns and slots that stay."""
+    """startup rows, repeated requests as row ranges [n, 2] in order, and the columns and slots that stay."""
 
     trace: RoutingTrace
     startup: int
@@ -51,7 +51,9 @@ class _Cut:
             zero, empty = cells(np.ascontiguousarray(np.moveaxis(ids, 2, 0)))
             keep = np.asarray(~(zero | empty).all(axis=1), dtype=np.bool_)
             keep[: max(0, self.startup - first)] = False
-            for start, end in self.repeats:
+            low = np.searchsorted(self.repeats[:, 1], first, side="right")
+            high = np.searchsorted(self.repeats[:, 0], first + len(keep))
+            for start, end in self.repeats[low:high]:
                 keep[max(0, start - first) : max(0, end - first)] = False
             kept = ids[keep][:, self.columns][:, :, self.slots].astype(self.dtype)
             kept[zero[keep][:, self.columns]] = -1 if self.dtype.kind == "i" else 0
