@@ -57,7 +57,7 @@ def parse_routing(name: str, store: Store) -> Routing:
         return Routing(name, popularity=load_popularity(_folder(argument, store)))
     if kind == "trace":
         file = Path(argument)
-        if not file.is_file():
+        if not (file.is_file() or (file / "header.toml").is_file()):
             file = store.find("traces", f"{argument}/routing.npz") or file
         return Routing(name, trace=load_trace(file))
     return Routing(name)

@@ -1,27 +1,67 @@
-"""A routing trace: which experts each token of each layer really took. Files are never unpickled."""
+"""A routing trace: which experts each token of each layer really took. Files are never unpickled.
 
-import zipfile
-import zlib
-from dataclasses import dataclass
+Layouts: docs/trace-format.md. `open_trace` accepts what has the right structure; `load_trace` also reads every id.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from moeplan.errors import MoeplanError
+from moeplan.traffic.arrays import load_arrays, read_rows
 
-_BROKEN = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError)
+__all__ = ["IdSpace", "Order", "RoutingTrace", "load_arrays", "load_trace", "open_trace", "save_trace"]
+
+IdSpace = Literal["logical", "physical"]
+Order = Literal["ranked", "set"]
+Ids = npt.NDArray[np.integer]
+
+CHUNK_BYTES = 1 << 24
+"""Bytes of expert ids read at once."""
+
+
+EXPERT_LIMIT = 1 << 20
+"""Far above any model: a header with more is wrong."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoutingTrace:
-    """expert_ids: integer [tokens, layers, top_k], -1 = padding; request r owns rows offsets[r]:offsets[r + 1]."""
+    """Request r owns rows request_offsets[r]:request_offsets[r + 1].
 
-    expert_ids: npt.NDArray[np.integer]
+    expert_ids: integer [tokens, layers, top_k], an array or a memory map, -1 = padding; layer_ids int64 [layers],
+    the model's layer numbers (default 0, 1, ...); phase uint8 [tokens], 0 prefill, 1 decode, or None; domains: one
+    label a request, or None; order of the slots: `ranked` by weight or a `set`; request_tokens int64 [requests]: the
+    tokens that went through the layers, where known; source: what errors name (default: name).
+    """
+
+    expert_ids: Ids
     request_offsets: npt.NDArray[np.int64]
     experts: int
-    source: str
+    layer_ids: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    phase: npt.NDArray[np.uint8] | None = None
+    domains: tuple[str, ...] | None = None
+    id_space: IdSpace = "logical"
+    order: Order = "set"
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    name: str = "trace"
+    request_tokens: npt.NDArray[np.int64] | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        """Fill in the layer numbers and the source where they were left out."""
+        if not self.layer_ids.size:
+            object.__setattr__(self, "layer_ids", np.arange(self.expert_ids.shape[1], dtype=np.int64))
+        if not self.source:
+            object.__setattr__(self, "source", self.name)
+
+    @property
+    def rows(self) -> int:
+        """Rows: one a token."""
+        return len(self.expert_ids)
 
     @property
     def layers(self) -> int:
@@ -38,58 +78,45 @@ class RoutingTrace:
         """Requests with at least one row."""
         return int(np.count_nonzero(np.diff(self.request_offsets)))
 
-
-def load_arrays(path: Path, keys: tuple[str, ...]) -> dict[str, npt.NDArray[Any]]:
-    """The named arrays of an npz file, read without pickle.
-
-    Raises MoeplanError naming the file and the key: missing, truncated, not an npz, an array of objects.
-    """
-    if not path.is_file():
-        raise MoeplanError(f"{path}: no such file")
-    found: dict[str, npt.NDArray[Any]] = {}
-    key = "archive"
-    try:
-        with zipfile.ZipFile(path) as archive:
-            present = {name.removesuffix(".npy") for name in archive.namelist()}
-        for key in keys:
-            if key not in present:
-                raise MoeplanError(f"{path}: no array {key!r} (found {', '.join(sorted(present)) or 'none'})")
-        with np.load(path, allow_pickle=False) as arrays:
-            for key in keys:
-                found[key] = arrays[key]
-    except _BROKEN as bad:
-        reason = " ".join(str(bad).split()) or type(bad).__name__
-        raise MoeplanError(f"{path}: {key}: not a readable npz: {reason}") from bad
-    return found
+    def chunks(self, size: int = CHUNK_BYTES) -> Iterator[tuple[int, Ids]]:
+        """(first row, ids [rows, layers, top_k]) in order, about `size` bytes each: memory does not grow with rows."""
+        each = max(1, size // max(1, self.layers * self.top_k * self.expert_ids.dtype.itemsize))
+        for first in range(0, self.rows, each):
+            yield first, read_rows(self.expert_ids, first, first + each)
 
 
 def load_trace(path: Path) -> RoutingTrace:
-    """Read the canonical npz: `expert_ids [T, L, k]`, `request_offsets [R + 1]`, `num_experts`.
+    """Read a canonical directory (ids stay in their file) or npz, and every id in it.
 
-    Raises MoeplanError naming file, field and value for a missing key, wrong dimensions or types, an id outside
-    -1..num_experts-1, and offsets that do not run from 0 up to T.
+    Raises MoeplanError naming file, field and value: see `open_trace`; also an id outside -1..experts-1.
     """
-    arrays = load_arrays(path, ("expert_ids", "request_offsets", "num_experts"))
-    ids, offsets, number = (arrays[key] for key in ("expert_ids", "request_offsets", "num_experts"))
-    for key, array, axes in (("expert_ids", ids, 3), ("request_offsets", offsets, 1), ("num_experts", number, 0)):
-        if array.ndim != axes:
-            raise MoeplanError(f"{path}: {key} has {array.ndim} axes, expected {axes}")
-        if not np.issubdtype(array.dtype, np.integer):
-            raise MoeplanError(f"{path}: {key} holds {array.dtype}, expected integers")
-    if 0 in ids.shape:
-        raise MoeplanError(f"{path}: expert_ids is empty: shape {ids.shape}")
-    experts = int(number)
-    if not 0 < ids.shape[2] <= experts:
-        raise MoeplanError(f"{path}: num_experts = {experts} with {ids.shape[2]} slots a token")
-    wrong = (ids >= experts) | (ids < -1) if ids.dtype.kind == "i" else ids >= experts
-    if wrong.any():
-        at = tuple(int(i) for i in np.argwhere(wrong)[0])
-        raise MoeplanError(f"{path}: expert_ids{list(at)} = {ids[at]} is outside -1..{experts - 1}")
-    edges = offsets.astype(np.int64)
-    if edges.size < 2 or edges[0] != 0 or edges[-1] != len(ids) or (np.diff(edges) < 0).any():
-        raise MoeplanError(f"{path}: request_offsets must rise from 0 to {len(ids)}, found {_ends(edges)}")
-    return RoutingTrace(ids, edges, experts, str(path))
+    trace = open_trace(path)
+    for first, ids in trace.chunks():
+        if (ids.dtype.kind == "u" or int(ids.min()) >= -1) and int(ids.max()) < trace.experts:
+            continue
+        wrong = (ids >= trace.experts) | (ids < -1) if ids.dtype.kind == "i" else ids >= trace.experts
+        row, layer, slot = (int(i) for i in np.argwhere(wrong)[0])
+        where = [first + row, layer, slot]
+        raise MoeplanError(f"{path}: expert_ids{where} = {ids[row, layer, slot]} is outside -1..{trace.experts - 1}")
+    return trace
 
 
-def _ends(edges: npt.NDArray[np.int64]) -> str:
-    return f"{edges.size} entries" + (f" from {edges[0]} to {edges[-1]}" if edges.size else "")
+def open_trace(path: Path) -> RoutingTrace:
+    """Read a canonical directory or npz without looking at the ids.
+
+    Raises MoeplanError naming file, field and value: missing or unreadable arrays, wrong dimensions, types or
+    lengths, no rows, request offsets that do not rise from 0 to the number of rows, an unknown version.
+    """
+    from moeplan.traffic import trace_files
+
+    return trace_files.read_folder(path) if path.is_dir() else trace_files.read_npz(path)
+
+
+def save_trace(trace: RoutingTrace, folder: Path) -> None:
+    """Write the canonical directory: to a temporary name beside it, then renamed.
+
+    Raises MoeplanError where the folder exists or cannot be written.
+    """
+    from moeplan.traffic import trace_files
+
+    trace_files.write_folder(trace, folder)
