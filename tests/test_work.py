@@ -304,3 +304,26 @@ def test_table_names_every_path() -> None:
     assert result.exit_code == 0
     assert len(result.stdout.splitlines()) == 7
     assert result.stdout.splitlines()[0].split()[:4] == ["path", "tokens", "slots", "distinct"]
+
+
+def test_cohorts_of_a_trace_reach_work(tmp_path: Path) -> None:
+    ids = np.repeat(np.arange(6, dtype=np.uint8).reshape(6, 1, 1), 4, axis=0)  # request r always takes expert r
+    np.savez(tmp_path / "t.npz", expert_ids=ids, request_offsets=np.arange(0, 25, 4), num_experts=8)
+    routing = parse_routing(f"trace:{tmp_path / 't.npz'}", Store())
+    shape = LayerShape(64, 64, 8, 1, *[WeightFormat.parse("bf16")] * 3)
+    distinct = {
+        name: expected_work(parse_path("fused"), shape, 4, routing, name).distinct_mean
+        for name in ("independent", "stream:2", "stream:4", "staggered:1", "identical", "2xindependent+1xstream:2")
+    }
+    assert distinct == {
+        "independent": 4, "stream:2": 2, "stream:4": 1, "staggered:1": 1, "identical": 1, "2xindependent+1xstream:2": 3,
+    }  # fmt: skip
+    for name, tokens, reason in (
+        ("stream:3", 4, "multiple"),
+        ("2xindependent", 4, "its 2 rows"),
+        ("odd", 4, "expected"),
+    ):
+        with pytest.raises(MoeplanError, match=reason):
+            expected_work(parse_path("fused"), shape, tokens, routing, name)
+    with pytest.raises(MoeplanError, match="trace:FILE"):
+        expected_work(parse_path("fused"), shape, 4, parse_routing("uniform", Store()), "stream:2")

@@ -1,6 +1,6 @@
 """`work`: bytes, dispatches and tiles of each kernel path."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -20,7 +20,10 @@ def work(  # noqa: PLR0913, PLR0917 - one argument an option
     routing: Annotated[
         str, typer.Option(help="uniform, balanced, disjoint, identical, popularity:NAME or trace:FILE.")
     ] = "uniform",
-    cohort: Annotated[Literal["independent", "identical"], typer.Option(help="Who decodes together.")] = "independent",
+    cohort: Annotated[
+        str,
+        typer.Option(help="independent, identical; with a trace also stream:N, staggered:N, same-domain, mixtures."),
+    ] = "independent",
     path: Annotated[list[str] | None, typer.Option(help="Kernel path, repeatable; grouped:BLOCK sets rows.")] = None,
     tp: Annotated[int, typer.Option(help="Tensor-parallel ranks: each holds a slice of every expert.")] = 1,
     ep: Annotated[int, typer.Option(help="Expert-parallel ranks: each holds a run of the experts.")] = 1,

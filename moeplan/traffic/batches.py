@@ -1,15 +1,14 @@
 """Many drawn batches at once: rows per expert [batches, experts], for means that have no formula."""
 
-from typing import Literal
-
 import numpy as np
 import numpy.typing as npt
 
 from moeplan.errors import MoeplanError
+from moeplan.traffic.cohort import draw_rows, parse_cohort
 from moeplan.traffic.routing import IdTable, Routing, cohort_rows, draw_ids
 from moeplan.traffic.shape import LayerShape
 
-Cohort = Literal["independent", "identical"]
+Cohort = str  # `independent`, `identical`, or with a trace any name that traffic/cohort.py reads
 RowTable = npt.NDArray[np.int32]
 
 _SAMPLES = 4800  # batches: the mean number of distinct experts is then good to about 0.1 %
@@ -25,7 +24,7 @@ def draw_batches(
     Raises MoeplanError for an unknown cohort and where the routing does not fit the layer.
     """
     if cohort not in ("independent", "identical"):
-        raise MoeplanError(f"--cohort {cohort}: expected independent or identical")
+        return _counts(_cohort(routing, shape, tokens, cohort, seed), shape.experts)
     rows = 1 if cohort == "identical" else tokens
     alike = cohort == "identical" or routing.kind in ("identical", "disjoint")
     wanted = max(1, min(_SAMPLES, _BUDGET // (rows * shape.experts)))
@@ -50,6 +49,25 @@ def _drawn(routing: Routing, shape: LayerShape, rows: int, wanted: int, seed: in
     else:
         found = [draw_ids(routing, experts, k, rows, seed + n)[None] for n in range(wanted)]
     return found
+
+
+def _cohort(routing: Routing, shape: LayerShape, tokens: int, name: str, seed: int) -> IdTable:
+    """Tables [draws x layers, tokens, top_k] of a cohort that only a trace can show."""
+    cohort, trace = parse_cohort(name), routing.trace
+    if trace is None:
+        raise MoeplanError(f"--cohort {name}: needs --routing trace:FILE; {routing.name} knows no requests")
+    each = cohort.rows(1)
+    if tokens != each if cohort.mixed else tokens % each:
+        raise MoeplanError(
+            f"--cohort {name}: {tokens} tokens are not "
+            + ("its" if cohort.mixed else "a multiple of")
+            + f" {each} rows"
+        )
+    draw_ids(routing, shape.experts, shape.top_k, 1, seed)  # raises where the trace does not fit the model
+    draws = max(1, min(_SAMPLES, _BUDGET // (tokens * shape.experts)) // trace.layers)
+    rows = draw_rows(trace, cohort, tokens // each, draws, np.random.default_rng(seed))
+    ids = np.stack([np.asarray(trace.expert_ids[draw], dtype=np.int32) for draw in rows])
+    return ids.swapaxes(1, 2).reshape(-1, tokens, shape.top_k)
 
 
 def _trace(routing: Routing, size: tuple[int, int], tokens: int, seed: int) -> IdTable:

@@ -66,7 +66,7 @@ class Case:
     @cached_property
     def marginals(self) -> list[FloatArray] | None:
         """Chance of each local expert, a layer: what the closed forms need. None where they do not apply."""
-        if self.cohort == "identical" or self.part.rank is None:
+        if self.cohort != "independent" or self.part.rank is None:
             return None
         experts, k = self.shape.experts, self.shape.top_k
         share = experts // self.part.ep
