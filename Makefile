@@ -1,10 +1,11 @@
 # demo: the main job on the shipped calibration.  test: the tests.  check: everything a change must pass.
+# test-triton: the kernels under the interpreter.  test-record: recording from mlx-lm, which test leaves out.
 PYTHON ?= python3
 # Any release from 2.9 on will do; one is named so that the interpreter tests are repeatable.
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-.PHONY: demo test check test-triton docs clean
+.PHONY: demo test check test-triton test-record docs clean
 
 demo: .venv/core
 	$(BIN)/moeplan demo -o reports/demo
@@ -14,6 +15,9 @@ test: .venv/dev
 
 test-triton: .venv/triton
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/triton
+
+test-record: .venv/mlx-lm
+	$(BIN)/python -m pytest tests/test_record.py
 
 check: .venv/dev
 	$(BIN)/ruff format --check moeplan tests benchmarks
@@ -40,6 +44,10 @@ docs: .venv/dev
 .venv/triton: .venv/dev
 	$(BIN)/pip install -q $(TORCH)
 	$(BIN)/pip install -q -e '.[dev,mlx,triton]'
+	@touch $@
+
+.venv/mlx-lm: .venv/dev
+	$(BIN)/pip install -q -e '.[dev,mlx-lm]'
 	@touch $@
 
 clean:
