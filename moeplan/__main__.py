@@ -15,6 +15,8 @@ def main() -> None:
         sys.exit(app(standalone_mode=False) or 0)
     except MoeplanError as bad:
         sys.exit(_complain(str(bad)))
+    except (RecursionError, MemoryError, OverflowError) as bad:
+        sys.exit(_complain(f"input too large or too deeply nested: {type(bad).__name__}: {bad}"))
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:

@@ -77,5 +77,5 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as bad:
         raise MoeplanError(f"{path}: cannot read: {bad.strerror or bad}") from bad
-    except ValueError as bad:
+    except (ValueError, RecursionError) as bad:
         raise MoeplanError(f"{path}: not JSON: {bad}") from bad

@@ -1,5 +1,6 @@
 """`moeplan calibrate run`: measure this machine into a journal."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,14 +40,14 @@ def run(  # noqa: PLR0913  a command has one argument an option
     tokens: Annotated[str, typer.Option(help="Token counts: 1,2,4 or 1-8.")] = DEFAULT_TOKENS,
     routing: Annotated[str, typer.Option(help="Routing arms.")] = "identical,disjoint,uniform",
     path: Annotated[str, typer.Option(help="Kernel paths; all that the runner offers, `link` excepted.")] = "",
-    rounds: Annotated[int, typer.Option(min=1, help="Times each arm is timed.")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, max=10000, help="Times each arm is timed.")] = 8,
     chain: Annotated[
         str, typer.Option(help="Layers of the short and long chain (12,48; above 128 tokens 4,12), or `fill`.")
     ] = "",
     kernel: Annotated[str, typer.Option(help="Your Python kernel: package.module:object.")] = "",
     command: Annotated[str, typer.Option(help="Your program that speaks the exec protocol.")] = "",
     engine_version: Annotated[str, typer.Option(help="Recorded version, where the runner has none.")] = "",
-    timeout: Annotated[float, typer.Option(min=1, help="Longest time of one arm, seconds.")] = 900.0,
+    timeout: Annotated[float, typer.Option(min=1, max=86400, help="Longest time of one arm, seconds.")] = 900.0,
     seed: Seed = 0,
     models: Models = None,
     traces: Traces = None,
@@ -59,9 +60,13 @@ def run(  # noqa: PLR0913  a command has one argument an option
 
     spec = RunnerSpec(runner, kernel, command, engine_version, timeout)
     found = store(models, traces, calibration)
+    _plain(device, "--device")
     _writable(output)
     facts = describe(spec)
+    _plain(str(facts["engine_version"]), "engine version")
     names = [name for name in path.split(",") if name] or [name for name in facts["paths"] if name != "link"]
+    if unknown := [name for name in names if facts["paths"] and name not in facts["paths"]]:
+        raise MoeplanError(f"--path {unknown[0]}: the runner offers {', '.join(facts['paths'])}")
     if not names:
         raise MoeplanError("--path: this program does not name its paths, so name them here")
     layout = (names, numbers(tokens, "--tokens"), [name for name in routing.split(",") if name], chain)
@@ -115,6 +120,12 @@ def _cache_bytes(device: str, found: Store, output: Path) -> float | None:
         note(f"note: no last_level_cache in {own}: cache-resident points cannot be flagged")
         return None
     return facts["last_level_cache"].value
+
+
+def _plain(name: str, what: str) -> None:
+    """A name that becomes a folder must not lead anywhere else."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,99}", name):
+        raise MoeplanError(f"{what} {name!r}: expected letters, digits, '.', '_', '+' and '-'")
 
 
 def _writable(output: Path) -> None:

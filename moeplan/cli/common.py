@@ -13,7 +13,7 @@ from moeplan.errors import MoeplanError
 from moeplan.store import Store
 
 Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON document.")]
-Seed = Annotated[int, typer.Option(help="Seed of every random draw.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of every random draw.")]
 Models = Annotated[Path | None, typer.Option("--models", help="Folder of model cards that takes precedence.")]
 Traces = Annotated[Path | None, typer.Option("--traces", help="Folder of traces that takes precedence.")]
 Calibrations = Annotated[
@@ -67,8 +67,8 @@ def chain_of(text: str) -> tuple[int, int]:
         short, long = (int(word) for word in text.split(","))
     except ValueError:
         raise MoeplanError(f"--chain {text!r}: expected two layer counts such as 12,48") from None
-    if not 1 <= short < long:
-        raise MoeplanError(f"--chain {text}: expected the shorter chain first, at least 1 layer")
+    if not 1 <= short < long <= 10_000:
+        raise MoeplanError(f"--chain {text}: expected the shorter chain first, 1 to 10000 layers")
     return short, long
 
 

@@ -26,7 +26,9 @@ def simulate(  # noqa: PLR0913, PLR0917 - one argument an option
     device: Annotated[str, typer.Option(help="Calibrated device.")],
     engine: Annotated[str, typer.Option(help="Engine whose default gates choose the path.")],
     clients: Annotated[str | None, typer.Option(help="Closed-loop clients, e.g. 4 or 1,2,4,8.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Requests that each client sends, one after the other.")] = 4,
+    rounds: Annotated[
+        int, typer.Option(min=1, max=10000, help="Requests that each client sends, one after the other.")
+    ] = 4,
     rate: Annotated[float | None, typer.Option(help="Poisson arrivals a second, in place of --clients.")] = None,
     count: Annotated[int, typer.Option(min=1, help="Requests of a Poisson stream.")] = 1000,
     requests: Annotated[Path | None, typer.Option(help="Request file (Azure, Mooncake, vidur, LLMServingSim).")] = None,

@@ -75,6 +75,9 @@ class Calibration:
 
         values = np.array([value for sample in found for value in sample.layer_seconds()])
         low, middle, high = (float(value) for value in np.quantile(values, [0.05, 0.5, 0.95]))
+        if not (0 < middle < float("inf")):
+            return None  # timer noise larger than the layer is no time
+        low = max(low, 0.0)
         if len(values) < 4 and path in self.fits:
             band = self.fits[path].band_at(tokens)
             low, high = min(low, middle * (1 + band[0])), max(high, middle * (1 + band[1]))

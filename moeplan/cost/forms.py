@@ -211,10 +211,14 @@ def with_errors(law: Law, points: Array, seconds: Array, weights: Array) -> Law:
         moved = values.copy()
         moved[i] *= 1 + 1e-4
         shifted = replace(law, coefficients=tuple(moved))
-        columns.append((shifted.seconds(points) - law.seconds(points)) / (values[i] * 1e-4) * weights / seconds)
+        with np.errstate(all="ignore"):  # a coefficient near the smallest float gives no slope: no error is stated
+            columns.append((shifted.seconds(points) - law.seconds(points)) / (values[i] * 1e-4) * weights / seconds)
+    if not np.isfinite(columns).all():
+        return law
     jacobian = np.stack(columns, axis=1)
     scale = np.maximum(np.sqrt((jacobian**2).sum(axis=0)), 1e-300)
-    inverse = np.linalg.pinv((jacobian / scale).T @ (jacobian / scale), rcond=1e-10) / np.outer(scale, scale)
+    with np.errstate(all="ignore"):
+        inverse = np.linalg.pinv((jacobian / scale).T @ (jacobian / scale), rcond=1e-10) / np.outer(scale, scale)
     sigma = np.sqrt(np.maximum(np.diag(inverse), 0) * loss(law, points, seconds, weights) / spare)
     errors: list[float | None] = [None, None, None, None]
     for i, error in zip(free, sigma, strict=True):

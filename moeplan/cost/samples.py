@@ -174,7 +174,7 @@ def load(path: Path) -> SampleFile:
         if header is None or header.get("schema") != SCHEMA:
             raise MoeplanError(f"{path}: schema: {header.get('schema') if header else None!r} is not {SCHEMA}")
         samples = tuple(_sample(header, arms[arm], pairs) for arm, pairs in times.items() if arm not in failed)
-    except (KeyError, TypeError, ValueError) as bad:
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as bad:
         raise MoeplanError(f"{path}: malformed sample file: {bad!r}") from bad
     return SampleFile(path, header, samples, failed, tuple(rounds), declined)
 

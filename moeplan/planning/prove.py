@@ -1,12 +1,13 @@
 """Verify a plan file: measure both sides of every crossing here, judge, and write the verdict beside the plan."""
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moeplan.cost.samples import SampleFile
+from moeplan.cost.samples import SampleFile, load
 from moeplan.errors import MoeplanError
 from moeplan.kernels.protocol import Arm
 from moeplan.planning.verify import SCHEMA, arms_of, crossings, judge, refuse, routing_arm
@@ -49,11 +50,7 @@ def prove(plan_path: Path, trial: Trial, progress: Progress | None = None) -> di
     plan = read_json(plan_path)
     if not isinstance(plan, dict):
         raise MoeplanError(f"{plan_path}: not a plan")
-    try:
-        found, _ = crossings(plan)
-    except MoeplanError as bad:
-        raise MoeplanError(f"{plan_path}: {bad}") from None
-    arms = arms_of(plan, found, trial.seeds(routing_arm(plan)), trial.chain)
+    arms = _arms(plan_path, plan, trial)
     taken = _replayed(plan, arms, trial) if trial.spec is None else _measured(plan_path, plan, arms, trial, progress)
     document = {
         "schema": SCHEMA,
@@ -67,6 +64,21 @@ def prove(plan_path: Path, trial: Trial, progress: Progress | None = None) -> di
     }
     write_json(plan_path.parent / "verdict.json", document)
     return document
+
+
+def _arms(plan_path: Path, plan: Mapping[str, Any], trial: Trial) -> tuple[Arm, ...]:
+    """The arms to time, after a dry run of the judgement: a broken plan is found before any kernel runs."""
+    try:
+        arms = arms_of(plan, crossings(plan)[0], trial.seeds(routing_arm(plan)), trial.chain)
+        nothing = SampleFile(plan_path, {}, ())
+        judge(plan, nothing, arms)
+        _changed(plan, nothing)
+        dict(plan["keys"].get("signatures", {}))
+    except MoeplanError as bad:
+        raise MoeplanError(f"{plan_path}: {bad}") from None
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as bad:
+        raise MoeplanError(f"{plan_path}: not a complete plan: {bad!r}") from bad
+    return arms
 
 
 def _measured(
@@ -86,11 +98,10 @@ def _measured(
     request = MeasureRequest(
         plan["device"], plan["model"], shape, arms, trial.rounds, trial.seed, None, trial.store, options
     )
-    raw = plan_path.parent / RAW
-    if (plan_path.parent / "verdict.json").exists():  # the last run was finished, so this is a new one
-        raw.unlink(missing_ok=True)
-        (plan_path.parent / "verdict.json").unlink()
-    return measure(spec, request, raw, progress)
+    partial = plan_path.parent / f"verify-{digest[:8]}.partial.jsonl"  # the last verdict stands until this is whole
+    measure(spec, request, partial, progress)
+    os.replace(partial, plan_path.parent / RAW)
+    return load(plan_path.parent / RAW)
 
 
 def _replayed(plan: Mapping[str, Any], arms: tuple[Arm, ...], trial: Trial) -> SampleFile:

@@ -140,7 +140,7 @@ def judge(plan: Mapping[str, Any], measured: SampleFile, arms: Sequence[Arm], re
                 figures = _figures(side, _predicted(plan, path, tokens))
                 rows.append(row | figures | {"outcome": outcome, "note": note})
         gates.append({"gate": crossing.gate, "first_tokens": crossing.first, "outcome": combine(places)})
-    whole = combine([str(gate["outcome"]) for gate in gates]) if gates else "within noise"
+    whole = combine([str(gate["outcome"]) for gate in gates]) if gates else "replayed" if replayed else "not tried"
     return {"verdicts": rows, "gates": gates, "not_tried": list(idle), "outcome": whole}
 
 

@@ -29,7 +29,12 @@ class Child:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the child
         try:
             self._process = subprocess.Popen(
-                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, encoding="utf-8"
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                encoding="utf-8",
+                errors="replace",
             )
         except OSError as bad:
             self._errors.close()

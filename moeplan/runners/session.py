@@ -154,6 +154,12 @@ class _Run:
             self.journal.write("arm", **line, **facts, **kept)
             self.state.arms[arm.id] = kept
         self._same_kernel(arm, kept)
+        drawn = self.state.arms[arm.id].setdefault("ids_sha256", facts["ids_sha256"])
+        if drawn != facts["ids_sha256"]:
+            raise MoeplanError(
+                f"{self.journal.path}: routing {arm.routing} of arm {arm.id} draws other experts than the journal has:"
+                " the trace or profile changed, start a new journal"
+            )
         times = {key: float(answer[key]) for key in ("short_s", "long_s")}
         extras = {key: answer[key] for key in _EXTRAS if answer.get(key) is not None}
         self.journal.write("time", arm=arm.id, round=round_, **times, **extras)

@@ -1,6 +1,6 @@
 """Model cards: the geometry and weight formats of every MoE layer, and where the numbers come from."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -88,13 +88,19 @@ def load_card(name_or_path: str, store: Store) -> ModelCard:
     path = Path(name_or_path)
     if path.is_dir() and (path / "config.json").is_file():
         path = path / "config.json"
-    if path.suffix == ".json":
-        return read_config(path)
-    if path.suffix == ".toml":
-        return read_card(path)
+    if path.suffix in (".json", ".toml"):
+        return _read(path, read_config if path.suffix == ".json" else read_card)
     found = store.find("models", f"{name_or_path}.toml") or store.find("models", f"{name_or_path.lower()}.toml")
     if found is None:
         near = get_close_matches(name_or_path.lower(), store.names("models", "*.toml"), n=3, cutoff=0.5)
         hint = f"did you mean {', '.join(near)}?" if near else "see `moeplan model list`"
         raise MoeplanError(f"model {name_or_path}: no such card or file ({hint})")
-    return read_card(found)
+    return _read(found, read_card)
+
+
+def _read(path: Path, reader: Callable[[Path], ModelCard]) -> ModelCard:
+    """Whatever a reader did not expect, such as a list where a word belongs, is one line about the file."""
+    try:
+        return reader(path)
+    except (TypeError, ValueError, AttributeError, KeyError, ArithmeticError, RecursionError, MemoryError) as bad:
+        raise MoeplanError(f"{path}: malformed: {type(bad).__name__}: {bad}") from bad
