@@ -30,9 +30,10 @@ def test_every_command_is_reachable_as_a_module() -> None:
         assert command in done.stdout
 
 
-def test_usage_error_is_one_line() -> None:
+@pytest.mark.parametrize("words", [["--nonsense"], ["mixtral-8x7b", "--seed", "-1"], ["mixtral-8x7b", "--seed", "x"]])
+def test_usage_error_is_one_line(words: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "moeplan", "work", "--nonsense"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "moeplan", "work", *words], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")

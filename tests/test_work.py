@@ -289,7 +289,6 @@ def test_all_to_all_is_declined_by_name() -> None:
         (["mixtral-8x7b", "--rank", "best"], "--rank best"),
         (["mixtral-8x7b", "--path", "grouped:7"], "--path grouped:7"),
         (["mixtral-8x7b", "--routing", "disjoint", "--tokens", "5"], "the layer has 8"),
-        (["mixtral-8x7b", "--seed", "-1"], "--seed -1"),
     ],
 )
 def test_wrong_input_is_one_error(words: list[str], message: str) -> None:
