@@ -6,6 +6,7 @@ from math import comb
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from moeplan import report
@@ -18,6 +19,7 @@ from moeplan.planning.mix import Traffic
 from moeplan.planning.plan import Setting, recommend
 from moeplan.planning.prices import Assumption, layer_price, mean_drivers, median_band
 from moeplan.planning.setting import make_setting
+from moeplan.planning.verify import routing_arm
 from moeplan.store import Store
 from moeplan.traffic.path import parse_path
 from moeplan.traffic.routing import Routing, parse_routing
@@ -126,6 +128,49 @@ def test_skew_and_cohort_move_the_gate(box: Path) -> None:
     own = recommend(replace(setting, assumption=replace(UNIFORM, cohort="identical")))
     assert own["keys"]["cohort"] == "identical"
     assert own["gates"][0]["optimum"]["threshold"] == routings["uniform", "identical"]
+
+
+@pytest.fixture
+def streams(tmp_path: Path) -> Path:
+    """40 requests of 12 rows; each stays with one of four sets of experts, so that its own rows wake nothing new."""
+    ids = np.arange(16, dtype=np.uint8).reshape(4, 1, 4)[np.repeat(np.arange(40) % 4, 12)]
+    np.savez(tmp_path / "t.npz", expert_ids=ids, request_offsets=np.arange(0, 481, 12), num_experts=16)
+    return tmp_path / "t.npz"
+
+
+def test_a_cohort_of_a_trace_reaches_the_plan_and_moves_its_gate(box: Path, streams: Path) -> None:
+    where, engine, traffic = Store(calibration=box), find_engine("moeplan-triton", []), Traffic((1, 2, 4, 8), 16, 8)
+    plans = {}
+    for cohort in ("independent", "stream:4", "staggered:1"):
+        assumption = Assumption(parse_routing(f"trace:{streams}", where), cohort)
+        plans[cohort] = recommend(make_setting(where, "tiny-moe-4bit", "box", engine, traffic, assumption))
+    crossings = {cohort: plan["gates"][0]["break_even_tokens"] for cohort, plan in plans.items()}
+    assert crossings["stream:4"] < crossings["independent"]
+    # 60 us + 4 us x 4 distinct = 20 us + 2 us x 4 slots a token: one request's rows wake one set
+    assert crossings["staggered:1"] == pytest.approx(7.0, abs=0.05)
+    assert plans["stream:4"]["keys"]["cohort"] == "stream:4"
+    assert routing_arm(plans["stream:4"]) == f"trace:{streams}@stream:4"
+    timed = {row["source"] for row in plans["stream:4"]["predicted"] if row["path"] == "grouped:16"}
+    assert timed == {"fitted"}  # no point of that cohort was timed
+
+
+@pytest.mark.parametrize(
+    ("routing", "cohort", "words"),
+    [
+        ("uniform", "stream:4", "needs --routing trace:FILE; uniform knows no requests"),
+        ("uniform", "odd", "expected independent, identical"),
+        ("trace:{}", "2xindependent+1xstream:2", "a mixture has 4 rows and no other number"),
+        ("trace:{}@stream:2", "stream:4", "names a cohort already"),
+        ("trace:{}@2xindependent", "independent", "a mixture has 2 rows"),
+    ],
+)
+def test_a_cohort_that_the_routing_cannot_show_is_refused(
+    box: Path, streams: Path, routing: str, cohort: str, words: str
+) -> None:
+    where = Store(calibration=box)
+    assumption = Assumption(parse_routing(routing.format(streams), where), cohort)
+    with pytest.raises(MoeplanError, match=words):
+        make_setting(where, "tiny-moe-4bit", "box", find_engine("moeplan-triton", []), Traffic((1,)), assumption)
 
 
 def test_the_same_inputs_give_the_same_bytes(box: Path, tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from moeplan.errors import MoeplanError
 from moeplan.store import Store
+from moeplan.traffic.cohort import cohort_rows
 from moeplan.traffic.load import ExpertLoad
 from moeplan.traffic.popularity import Popularity, load_popularity
-from moeplan.traffic.routing import Routing, cohort_rows, draw_ids, draw_systematic, parse_routing
+from moeplan.traffic.routing import Routing, draw_ids, draw_systematic, parse_routing
 from moeplan.traffic.trace import load_trace
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -251,3 +252,18 @@ def test_shipped_profiles_regenerate_unchanged(tmp_path: Path) -> None:
                 assert np.array_equal(a["popularity"], b["popularity"])
         else:
             assert made.read_text() == kept.read_text()
+
+
+def test_a_trace_arm_carries_its_cohort(tmp_path: Path) -> None:
+    ids = np.arange(24, dtype=np.uint8).reshape(24, 1, 1) % 6
+    file = tmp_path / "a@b.npz"  # the name of a file may hold the mark of a cohort
+    np.savez(file, expert_ids=ids, request_offsets=np.arange(0, 25, 6), num_experts=6)
+    assert parse_routing(f"trace:{file}", Store()).cohort == "independent"
+    arm = parse_routing(f"trace:{file}@stream:5", Store())
+    assert (arm.name, arm.kind, arm.cohort) == (f"trace:{file}@stream:5", "trace", "stream:5")
+    rows = draw_ids(arm, 6, 1, 8, seed=3)[:, 0]
+    assert (np.diff(rows[:5]) % 6 == 1).all()
+    assert (np.diff(rows[5:]) % 6 == 1).all()  # the second stream is cut to three rows
+    for name in ("odd", "stream:x", ""):
+        with pytest.raises(MoeplanError, match=r"--cohort|no such file"):
+            parse_routing(f"trace:{file}@{name}", Store())

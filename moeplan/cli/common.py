@@ -20,6 +20,14 @@ Calibrations = Annotated[
     Path | None, typer.Option("--calibration", help="Folder of calibrations that takes precedence.")
 ]
 
+Cohorts = Annotated[
+    str,
+    typer.Option(
+        "--cohort",
+        help="independent, identical; with a trace also stream:N, staggered:N, same-domain[:NAME], prefill:N.",
+    ),
+]
+
 
 def store(models: Path | None = None, traces: Path | None = None, calibration: Path | None = None) -> Store:
     """The search order for shipped data, with the folders given on the command line first."""

@@ -1,12 +1,13 @@
 """`recommend`, `verify` and `demo`: choose the gates, prove them, and the main job on what is shipped."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from moeplan.cli.common import (
     Calibrations,
+    Cohorts,
     Json,
     Models,
     Seed,
@@ -47,7 +48,7 @@ def recommend(  # noqa: PLR0913, PLR0917 - one argument an option
         int, typer.Option(min=1, max=10000, help="Requests that each client sends, one after the other.")
     ] = 4,
     routing: Annotated[str, typer.Option(help="uniform, popularity:NAME, trace:FILE, ...")] = "uniform",
-    cohort: Annotated[Literal["independent", "identical"], typer.Option(help="Who decodes together.")] = "independent",
+    cohort: Cohorts = "independent",
     path: Annotated[list[str] | None, typer.Option(help="Paths of --engine own, smallest batches first.")] = None,
     runner: Annotated[str | None, typer.Option(help="Take the calibration of this runner.")] = None,
     floor: Annotated[float, typer.Option(min=0, max=1000, help="Gain that the low end must clear, a fraction.")] = 0.02,

@@ -1,11 +1,11 @@
 """`simulate`: continuous batching on calibrated expert layers."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moeplan.cli.common import Calibrations, Json, Models, Seed, Traces, emit, note, numbers, store, table
+from moeplan.cli.common import Calibrations, Cohorts, Json, Models, Seed, Traces, emit, note, numbers, store, table
 from moeplan.errors import MoeplanError
 from moeplan.units import percent, seconds
 
@@ -39,7 +39,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - one argument an option
     prefill_step: Annotated[int, typer.Option(min=1, help="Tokens of each prompt in one call.")] = 2048,
     decode_first: Annotated[bool, typer.Option(help="Decode between prompt chunks, or finish prompts first.")] = True,
     routing: Annotated[str, typer.Option(help="uniform, popularity:NAME, trace:FILE, ...")] = "uniform",
-    cohort: Annotated[Literal["independent", "identical"], typer.Option(help="Who decodes together.")] = "independent",
+    cohort: Cohorts = "independent",
     path: Annotated[list[str] | None, typer.Option(help="Paths of --engine own, in order.")] = None,
     extrapolate: Annotated[bool, typer.Option("--extrapolate", help="Price decode steps beyond the fits.")] = False,
     models: Models = None,
@@ -93,7 +93,7 @@ def _cost(about: dict[str, Any], paths: list[str], extrapolate: bool, where: "St
     from moeplan.planning.prices import Assumption, layer_price
     from moeplan.planning.span import SCOPE, LayerGroup, engine_cost, find_calibration
     from moeplan.traffic.model import load_card
-    from moeplan.traffic.routing import parse_routing
+    from moeplan.traffic.routing import check_cohort, parse_routing
 
     card = load_card(about["model"], where)
     card.require_moe()
@@ -102,6 +102,7 @@ def _cost(about: dict[str, Any], paths: list[str], extrapolate: bool, where: "St
         LayerGroup(find_calibration(where, about["device"], engine, shape), layers) for shape, layers in card.groups()
     ]
     arm = parse_routing(about["routing"], where)
+    check_cohort(arm, about["cohort"])
     assumption = Assumption(arm, about["cohort"], about["seed"], extrapolate)
     cost, declines = engine_cost(groups, engine, lambda group, name, rows: layer_price(group, name, rows, assumption))
     notes = [

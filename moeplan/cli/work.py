@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from moeplan.cli.common import Json, Models, Seed, Traces, emit, note, numbers, store, table
+from moeplan.cli.common import Cohorts, Json, Models, Seed, Traces, emit, note, numbers, store, table
 from moeplan.errors import MoeplanError
 from moeplan.units import size
 
@@ -20,10 +20,7 @@ def work(  # noqa: PLR0913, PLR0917 - one argument an option
     routing: Annotated[
         str, typer.Option(help="uniform, balanced, disjoint, identical, popularity:NAME or trace:FILE.")
     ] = "uniform",
-    cohort: Annotated[
-        str,
-        typer.Option(help="independent, identical; with a trace also stream:N, staggered:N, same-domain, mixtures."),
-    ] = "independent",
+    cohort: Cohorts = "independent",
     path: Annotated[list[str] | None, typer.Option(help="Kernel path, repeatable; grouped:BLOCK sets rows.")] = None,
     tp: Annotated[int, typer.Option(help="Tensor-parallel ranks: each holds a slice of every expert.")] = 1,
     ep: Annotated[int, typer.Option(help="Expert-parallel ranks: each holds a run of the experts.")] = 1,

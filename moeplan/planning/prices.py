@@ -15,7 +15,7 @@ from moeplan.planning.span import LayerGroup
 from moeplan.traffic.chance import mean_blocks, mean_distinct
 from moeplan.traffic.expect import Case, Cohort, expect
 from moeplan.traffic.path import parse_path
-from moeplan.traffic.routing import Routing
+from moeplan.traffic.routing import Routing, arm_name
 from moeplan.traffic.shape import LayerShape
 
 _MOVED = 1e-3  # a point moved by less than the last printed digit is still the measured one
@@ -37,7 +37,7 @@ class Assumption:
     @property
     def arm(self) -> str:
         """The routing arm under which a calibration would have timed this."""
-        return "identical" if self.cohort == "identical" else self.routing.name
+        return arm_name(self.routing.name, self.cohort)
 
 
 def mean_drivers(assumption: Assumption, path: str, tokens: int, shape: LayerShape) -> Drivers:

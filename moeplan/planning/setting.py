@@ -12,7 +12,7 @@ from moeplan.planning.prices import Assumption
 from moeplan.planning.span import LayerGroup, find_calibration
 from moeplan.store import Store
 from moeplan.traffic.model import ModelCard, load_card
-from moeplan.traffic.routing import Routing, parse_routing
+from moeplan.traffic.routing import Routing, check_cohort, parse_routing
 from moeplan.traffic.shape import LayerShape
 
 SKEW = "popularity:gpt-oss-20b"  # the skew under which every plan is tried as well
@@ -34,9 +34,10 @@ def make_setting(
     store: Store, model: str, device: str, engine: Engine, traffic: Traffic, assumption: Assumption
 ) -> Setting:
     """A setting with the shipped alternatives. Raises MoeplanError for an unknown or dense model, an unknown device,
-    or where no MoE layer of the model is calibrated there."""
+    a cohort that the routing cannot show, or where no MoE layer of the model is calibrated there."""
     card = load_card(model, store)
     card.require_moe()
+    check_cohort(assumption.routing, assumption.cohort)
     groups, declines = _groups(store, card, device, engine)
     alternatives, missing = _alternatives(store, assumption)
     return Setting(card.name, engine, groups, traffic, assumption, alternatives, FLOOR, (*declines, *missing))

@@ -13,6 +13,7 @@ from moeplan.kernels.protocol import Arm
 from moeplan.planning.evidence import fits_template
 from moeplan.planning.gates import Chain, Thresholds
 from moeplan.runners.spec import PARITY_BOUND, make_arm
+from moeplan.traffic.routing import arm_name
 from moeplan.traffic.shape import LayerShape
 
 SCHEMA = "moeplan.verdict/1"
@@ -95,8 +96,8 @@ def arms_of(
 
 
 def routing_arm(plan: Mapping[str, Any]) -> str:
-    """The routing that the plan assumes, as an arm: a cohort of identical requests is the `identical` arm."""
-    return "identical" if plan["keys"]["cohort"] == "identical" else str(plan["keys"]["routing"])
+    """The routing that the plan assumes, with its cohort, as an arm."""
+    return arm_name(str(plan["keys"]["routing"]), str(plan["keys"]["cohort"]))
 
 
 def refuse(plan: Mapping[str, Any], here: Mapping[str, Any], device: str | None) -> None:

@@ -1,11 +1,11 @@
 """Many drawn batches at once: rows per expert [batches, experts], for means that have no formula."""
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
-from moeplan.errors import MoeplanError
-from moeplan.traffic.cohort import draw_rows, parse_cohort
-from moeplan.traffic.routing import IdTable, Routing, cohort_rows, draw_ids
+from moeplan.traffic.routing import IdTable, Routing, arm_name, check_cohort, draw_ids, trace_rows
 from moeplan.traffic.shape import LayerShape
 
 Cohort = str  # `independent`, `identical`, or with a trace any name that traffic/cohort.py reads
@@ -23,8 +23,9 @@ def draw_batches(
     settled: draw one batch where all batches of the arm are alike but for the names of the experts.
     Raises MoeplanError for an unknown cohort and where the routing does not fit the layer.
     """
+    check_cohort(routing, cohort, steps=False)
     if cohort not in ("independent", "identical"):
-        return _counts(_cohort(routing, shape, tokens, cohort, seed), shape.experts)
+        routing = replace(routing, name=arm_name(routing.name, cohort), cohort=cohort)
     rows = 1 if cohort == "identical" else tokens
     alike = cohort == "identical" or routing.kind in ("identical", "disjoint")
     wanted = max(1, min(_SAMPLES, _BUDGET // (rows * shape.experts)))
@@ -39,7 +40,7 @@ def _drawn(routing: Routing, shape: LayerShape, rows: int, wanted: int, seed: in
     """Tables [batches, rows, top_k] that hold at least `wanted` batches together."""
     experts, k = shape.experts, shape.top_k
     if routing.trace is not None:
-        found = [_trace(routing, (experts, k), rows, seed + n) for n in range(-(-wanted // routing.trace.layers))]
+        found = [_trace(routing, shape, rows, wanted, seed)]
     elif routing.kind in ("uniform", "popularity"):  # tokens are independent: one long draw is many batches
         layers = len(routing.popularity.shares) if routing.popularity else 1
         each = -(-wanted // layers)
@@ -51,32 +52,13 @@ def _drawn(routing: Routing, shape: LayerShape, rows: int, wanted: int, seed: in
     return found
 
 
-def _cohort(routing: Routing, shape: LayerShape, tokens: int, name: str, seed: int) -> IdTable:
-    """Tables [draws x layers, tokens, top_k] of a cohort that only a trace can show."""
-    cohort, trace = parse_cohort(name), routing.trace
-    if trace is None:
-        raise MoeplanError(f"--cohort {name}: needs --routing trace:FILE; {routing.name} knows no requests")
-    each = cohort.rows(1)
-    if tokens != each if cohort.mixed else tokens % each:
-        raise MoeplanError(
-            f"--cohort {name}: {tokens} tokens are not "
-            + ("its" if cohort.mixed else "a multiple of")
-            + f" {each} rows"
-        )
-    draw_ids(routing, shape.experts, shape.top_k, 1, seed)  # raises where the trace does not fit the model
-    draws = max(1, min(_SAMPLES, _BUDGET // (tokens * shape.experts)) // trace.layers)
-    rows = draw_rows(trace, cohort, tokens // each, draws, np.random.default_rng(seed))
+def _trace(routing: Routing, shape: LayerShape, tokens: int, wanted: int, seed: int) -> IdTable:
+    """Tables [draws x layers, tokens, top_k]: the layers of one draw come from the same rows."""
+    trace, rng = routing.trace, np.random.default_rng(seed)
+    assert trace is not None
+    rows = trace_rows(routing, (shape.experts, shape.top_k), tokens, -(-wanted // trace.layers), rng)
     ids = np.stack([np.asarray(trace.expert_ids[draw], dtype=np.int32) for draw in rows])
     return ids.swapaxes(1, 2).reshape(-1, tokens, shape.top_k)
-
-
-def _trace(routing: Routing, size: tuple[int, int], tokens: int, seed: int) -> IdTable:
-    """All layers of one cohort [layers, tokens, top_k]."""
-    trace = routing.trace
-    assert trace is not None
-    draw_ids(routing, *size, tokens, seed)  # raises where the trace does not fit the model
-    rows = cohort_rows(trace, tokens, np.random.default_rng(seed))
-    return np.asarray(trace.expert_ids[rows].swapaxes(0, 1), dtype=np.int32)
 
 
 def _counts(ids: IdTable, experts: int) -> RowTable:

@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from moeplan.errors import MoeplanError
-from moeplan.traffic.routing import cohort_rows
 from moeplan.traffic.trace import RoutingTrace
 
 CohortKind = Literal["independent", "identical", "staggered", "same-domain", "stream", "prefill"]
@@ -153,6 +152,34 @@ def draw_rows(trace: RoutingTrace, cohort: Cohort | str, batch: int, draws: int,
         found.append(_within(spans, chosen, part.number, rng).reshape(draws, -1))
         used = np.concatenate([used, chosen], axis=1)
     return np.concatenate(found, axis=1)
+
+
+def cohort_rows(trace: RoutingTrace, tokens: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Row numbers [tokens], no row twice: one random row of each of that many different requests.
+
+    With more tokens than requests every request gives one more row a round, until its rows run out.
+    """
+    offsets = trace.request_offsets
+    sizes = np.diff(offsets)
+    if tokens <= trace.requests:
+        chosen = rng.permutation(np.flatnonzero(sizes))[:tokens]
+        return np.asarray(offsets[chosen] + rng.integers(0, sizes[chosen]), dtype=np.int64)
+    shuffled = rng.permutation(len(trace.expert_ids))
+    by_request = np.argsort(np.searchsorted(offsets, shuffled, side="right"), kind="stable")
+    turn = np.empty_like(shuffled)
+    turn[by_request] = np.arange(shuffled.size) - np.repeat(offsets[:-1], sizes)
+    return shuffled[np.argsort(turn, kind="stable")][:tokens]
+
+
+def call_rows(trace: RoutingTrace, cohort: str, tokens: int, draws: int, rng: np.random.Generator) -> Rows:
+    """Rows int64 [draws, tokens] of calls of exactly that many tokens; the last stream is cut where they do not divide.
+
+    Raises MoeplanError as `draw_rows` does, and where a mixture has another number of rows.
+    """
+    asked = parse_cohort(cohort)
+    if asked.mixed and asked.rows() != tokens:
+        raise MoeplanError(f"--cohort {cohort}: a call of {asked.rows()} rows, {tokens} tokens asked for")
+    return draw_rows(trace, asked, -(-tokens // asked.rows(1)), draws, rng)[:, :tokens]
 
 
 def _in_rounds(trace: RoutingTrace, batch: int, draws: int, rng: np.random.Generator) -> Rows:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from moeplan.errors import MoeplanError
 from moeplan.store import Store
+from moeplan.traffic.cohort import call_rows, parse_cohort
 from moeplan.traffic.popularity import FloatTable, Popularity, load_popularity
 from moeplan.traffic.trace import RoutingTrace, load_trace
 
@@ -23,11 +24,15 @@ _CELLS = 1 << 22  # token-expert cells drawn at once: bounds the memory of a lar
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Routing:
-    """A routing arm by name; `popularity:NAME` and `trace:NAME` carry their data."""
+    """A routing arm by name; `popularity:NAME` and `trace:NAME` carry their data.
+
+    cohort: which rows of the trace meet in a call, as in `trace:NAME@stream:4`; see traffic/cohort.py.
+    """
 
     name: str
     popularity: Popularity | None = None
     trace: RoutingTrace | None = None
+    cohort: str = "independent"
 
     @property
     def kind(self) -> Kind:
@@ -44,7 +49,7 @@ class Routing:
 
 
 def parse_routing(name: str, store: Store) -> Routing:
-    """`uniform`, `balanced`, `identical`, `disjoint`, `popularity:NAME`, `trace:NAME_OR_FILE`.
+    """`uniform`, `balanced`, `identical`, `disjoint`, `popularity:NAME`, `trace:NAME_OR_FILE[@COHORT]`.
 
     Raises MoeplanError for an unknown arm, an unknown name, or data that do not pass validation.
     """
@@ -56,11 +61,49 @@ def parse_routing(name: str, store: Store) -> Routing:
     if kind == "popularity":
         return Routing(name, popularity=load_popularity(_folder(argument, store)))
     if kind == "trace":
-        file = Path(argument)
-        if not (file.is_file() or (file / "header.toml").is_file()):
-            file = store.find("traces", f"{argument}/routing.npz") or file
-        return Routing(name, trace=load_trace(file))
+        file, cohort = _trace_file(argument, store), "independent"
+        if not file.exists() and "@" in argument:
+            argument, _, cohort = argument.rpartition("@")
+            file = _trace_file(argument, store)
+            parse_cohort(cohort)
+        return Routing(name, trace=load_trace(file), cohort=cohort)
     return Routing(name)
+
+
+def _trace_file(name: str, store: Store) -> Path:
+    file = Path(name)
+    if file.is_file() or (file / "header.toml").is_file():
+        return file
+    return store.find("traces", f"{name}/routing.npz") or file
+
+
+def arm_name(routing: str, cohort: str) -> str:
+    """The routing arm that draws its batches from a cohort: what a calibration has to have timed.
+
+    >>> arm_name("uniform", "independent"), arm_name("uniform", "identical"), arm_name("trace:a", "stream:4")
+    ('uniform', 'identical', 'trace:a@stream:4')
+    """
+    if cohort in ("independent", "identical"):
+        return "identical" if cohort == "identical" else routing
+    return f"{routing}@{cohort}"
+
+
+def check_cohort(routing: Routing, cohort: str, steps: bool = True) -> None:
+    """Raises MoeplanError for an unknown cohort, or one that the routing cannot show.
+
+    steps: calls of many sizes are wanted, which a mixture of fixed counts does not have.
+    """
+    asked = parse_cohort(cohort)
+    if cohort not in ("independent", "identical") and routing.trace is None:
+        raise MoeplanError(f"--cohort {cohort}: needs --routing trace:FILE; {routing.name} knows no requests")
+    if cohort != "independent" and routing.cohort != "independent":
+        raise MoeplanError(f"--cohort {cohort}: --routing {routing.name} names a cohort already")
+    for known in (asked, parse_cohort(routing.cohort)):
+        if steps and known.mixed:
+            raise MoeplanError(
+                f"--cohort {known.name}: a mixture has {known.rows()} rows and no other number; steps of many sizes"
+                " need a cohort that is no mixture"
+            )
 
 
 def _folder(name: str, store: Store) -> Path:
@@ -82,7 +125,8 @@ def draw_ids(routing: Routing, experts: int, top_k: int, tokens: int, seed: int,
     if not 1 <= top_k <= experts or tokens < 1:
         raise MoeplanError(f"routing {routing.name}: cannot draw top-{top_k} of {experts} experts for {tokens} tokens")
     if routing.trace is not None:
-        return _from_trace(routing.trace, (experts, top_k), tokens, np.random.default_rng(seed), layer)
+        rows = trace_rows(routing, (experts, top_k), tokens, 1, np.random.default_rng(seed))[0]
+        return np.asarray(routing.trace.expert_ids[rows, layer % routing.trace.layers], dtype=np.int32)
     rng = np.random.default_rng([seed, layer])
     if routing.popularity is not None:
         shares = routing.popularity.layer(layer, experts, top_k)
@@ -133,32 +177,15 @@ def draw_systematic(shares: FloatTable, tokens: int, rng: np.random.Generator) -
     return np.asarray(order[hits > 0].reshape(tokens, -1), dtype=np.int32)
 
 
-def _from_trace(
-    trace: RoutingTrace, size: tuple[int, int], tokens: int, rng: np.random.Generator, layer: int
-) -> IdTable:
+def trace_rows(
+    routing: Routing, size: tuple[int, int], tokens: int, draws: int, rng: np.random.Generator
+) -> npt.NDArray[np.int64]:
+    """Rows int64 [draws, tokens] of the arm's trace that meet in a call of its cohort; size: experts, top_k."""
+    trace = routing.trace
+    assert trace is not None
     if (trace.experts, trace.top_k) != size:
         raise MoeplanError(
             f"{trace.source}: routing of top-{trace.top_k} of {trace.experts} experts, the model has"
             f" top-{size[1]} of {size[0]}"
         )
-    if tokens > len(trace.expert_ids):
-        raise MoeplanError(f"{trace.source}: {len(trace.expert_ids)} rows, {tokens} tokens asked for")
-    rows = cohort_rows(trace, tokens, rng)
-    return np.asarray(trace.expert_ids[rows, layer % trace.layers], dtype=np.int32)
-
-
-def cohort_rows(trace: RoutingTrace, tokens: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Row numbers [tokens], no row twice: one random row of each of that many different requests.
-
-    With more tokens than requests every request gives one more row a round, until its rows run out.
-    """
-    offsets = trace.request_offsets
-    sizes = np.diff(offsets)
-    if tokens <= trace.requests:
-        chosen = rng.permutation(np.flatnonzero(sizes))[:tokens]
-        return np.asarray(offsets[chosen] + rng.integers(0, sizes[chosen]), dtype=np.int64)
-    shuffled = rng.permutation(len(trace.expert_ids))
-    by_request = np.argsort(np.searchsorted(offsets, shuffled, side="right"), kind="stable")
-    turn = np.empty_like(shuffled)
-    turn[by_request] = np.arange(shuffled.size) - np.repeat(offsets[:-1], sizes)
-    return shuffled[np.argsort(turn, kind="stable")][:tokens]
+    return call_rows(trace, routing.cohort, tokens, draws, rng)
