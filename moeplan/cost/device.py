@@ -34,11 +34,12 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """name: the folder under calibration/. facts: by key, as in the file."""
+    """name: the folder under calibration/. facts: by key, as in the file. generation: `gfx950`, `sm_90`, or empty."""
 
     name: str
     title: str
     facts: Mapping[str, Fact]
+    generation: str = ""
 
     @property
     def read_bandwidth(self) -> Fact | None:
@@ -71,7 +72,7 @@ def read_device(path: Path) -> Device:
     if name != path.parent.name:
         raise MoeplanError(f"{path}: name {name!r} is not the folder's name {path.parent.name!r}")
     facts = {key: _fact(path, key, table) for key, table in data.items() if isinstance(table, dict)}
-    return Device(name, str(data.get("title", name)), facts)
+    return Device(name, str(data.get("title", name)), facts, str(data.get("generation", "")))
 
 
 def _fact(path: Path, key: str, table: Mapping[str, object]) -> Fact:

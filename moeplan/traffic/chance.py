@@ -21,10 +21,25 @@ def mean_distinct(shares: FloatArray, tokens: int) -> float:
 
 
 def mean_blocks(shares: FloatArray, tokens: int, block_rows: int) -> float:
-    """Sum over experts of E[ceil(n / block_rows)] with n ~ binomial(tokens, p).
+    """Sum over experts of E[ceil(n / block_rows)] with n ~ binomial(tokens, p): n > m B for m = 0, 1, ..."""
+    return mean_passed(shares, tokens, 0, block_rows)
 
-    ceil(n / B) counts the m >= 0 with n > m B, so its mean is the sum of the upper tails P(n > m B). Tails more
-    than twelve standard deviations off the mean are 0 or 1 to machine precision and are not evaluated.
+
+def mean_pairs(shares: FloatArray, tokens: int, block_rows: int) -> float:
+    """Sum over experts of E[floor(ceil(n / block_rows) / 2)]: a pair is full once n > m B for m = 1, 3, 5, ...
+
+    >>> uniform = np.full(128, 8 / 128)
+    >>> round(mean_pairs(uniform, 1024, 64) / mean_blocks(uniform, 1024, 64), 3)
+    0.318
+    """
+    return mean_passed(shares, tokens, block_rows, 2 * block_rows)
+
+
+def mean_passed(shares: FloatArray, tokens: int, first: int, step: int) -> float:
+    """Expected number of the edges first, first + step, ... that lie below n ~ binomial(tokens, p), over all experts.
+
+    It is the sum of the upper tails P(n > edge). Tails more than twelve standard deviations off the mean are 0 or 1
+    to machine precision and are not evaluated.
     """
     from scipy.special import betainc
 
@@ -32,10 +47,10 @@ def mean_blocks(shares: FloatArray, tokens: int, block_rows: int) -> float:
     total = 0.0
     for p, number in zip(values, copies, strict=True):
         reach = 12.0 * float(np.sqrt(tokens * p * (1.0 - p))) + 40.0
-        first = max(0, int((tokens * p - reach) // block_rows))
+        sure = max(0, int((tokens * p - reach - first) // step))
         last = min(tokens, int(tokens * p + reach) + 1)
-        edges = np.arange(first * block_rows, last, block_rows, dtype=np.float64)
-        total += float(number) * (first + float(np.sum(betainc(edges + 1.0, tokens - edges, p))))
+        edges = np.arange(first + sure * step, last, step, dtype=np.float64)
+        total += float(number) * (sure + float(np.sum(betainc(edges + 1.0, tokens - edges, p))))
     return total
 
 
