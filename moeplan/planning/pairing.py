@@ -188,7 +188,7 @@ def _relevant(asked: Question) -> dict[str, Any]:
 def _counted(asked: Question, counters: Counters) -> dict[str, Any]:
     """The most time that the repeated reads seen in memory can cost, at the device's bandwidth."""
     name, plane = "repeated traffic", asked.tile.plane_bytes
-    rate = asked.device.read_bandwidth or asked.device.facts.get("peak_bandwidth")
+    rate = asked.device.read_bandwidth
     if plane is None or rate is None:
         lacks = "--columns, --hidden and --format" if plane is None else f"a bandwidth of {asked.device.name}"
         return _gate(name, None, f"counters need {lacks}")
