@@ -112,6 +112,16 @@ def load_calibration(store: Store, device: str, engine: str, shape: LayerShape) 
     raise MoeplanError(f"--device {device}: no calibration of engine {engine} (engines: {known})")
 
 
+def engines_of(store: Store, device: str) -> list[str]:
+    """Names under which something is calibrated on that device, sorted. Raises MoeplanError for an unknown device."""
+    load_device(store, device)
+    found: set[str] = set()
+    for folder in store.folders("calibration"):
+        for directory in sorted((folder / device).iterdir()) if (folder / device).is_dir() else []:
+            found.update(str(read_journal(path, device).header["engine"]) for path in journals(directory))
+    return sorted(found)
+
+
 def write_fits(directory: Path) -> Path:
     """Fit every journal of a folder and write fits.json; the same journals give the same bytes.
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from moeplan.cost.calibrate import Calibration
+from moeplan.cost.calibrate import Calibration, engines_of, load_calibration
 from moeplan.engines import find_engine
 from moeplan.engines.chain import Engine
 from moeplan.errors import Decline, MoeplanError
@@ -49,6 +49,23 @@ def demo_settings(store: Store) -> list[Setting]:
     return [
         make_setting(store, DEMO_MODEL, DEMO_DEVICE, find_engine(name, []), traffic, uniform) for name in DEMO_ENGINES
     ]
+
+
+def layer_groups(store: Store, card: ModelCard, device: str, runner: str | None) -> list[tuple[LayerGroup, ...]]:
+    """Alike layers with their calibration, the most layers first; one tuple for every runner that has them all.
+
+    runner: that one alone. Raises MoeplanError with every runner's reason where there is none.
+    """
+    shapes = sorted(card.groups(), key=lambda group: -group[1])
+    found, failures = [], []
+    for name in [runner] if runner is not None else engines_of(store, device):
+        try:
+            found.append(tuple(LayerGroup(load_calibration(store, device, name, s), layers) for s, layers in shapes))
+        except MoeplanError as bad:
+            failures.append(str(bad))
+    if not found:
+        raise MoeplanError("; ".join(failures) or f"--device {device}: nothing is calibrated there")
+    return found
 
 
 def _groups(
