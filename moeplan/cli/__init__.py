@@ -15,7 +15,7 @@ app = typer.Typer(
 def _register() -> None:
     from importlib import import_module
 
-    for name in ("model", "work", "estimate", "trace", "calibrate", "simulate", "pairing", "plan"):
+    for name in ("model", "work", "estimate", "trace", "calibrate", "simulate", "pairing", "plan", "audit"):
         import_module(f"moeplan.cli.{name}").register(app)
 
 

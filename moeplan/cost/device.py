@@ -34,7 +34,8 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """name: the folder under calibration/. facts: by key, as in the file. generation: `gfx950`, `sm_90`, or empty."""
+    """name: the folder under calibration/. facts: by key, as in the file. generation: `gfx950`, `sm_90`,
+    `apple-m1`, or empty."""
 
     name: str
     title: str
